@@ -1,0 +1,74 @@
+"""The kept text of one generation and its token ids: what the next engine goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from relaygen.events import Piece
+
+
+class KeptText:
+    """Ids and text that always agree: the ids, decoded, are the text.
+
+    Ids are given up for good at the first piece that lacks one or is kept in part; from then on
+    the prefix is text, and trailing blanks wait here until more text follows. A segment's last
+    blank is dropped, for the next engine to write itself: no tokenizer continues well after one.
+    """
+
+    __slots__ = ("_blank", "_move_blanks", "_texts", "ids")
+
+    def __init__(self, *, with_ids: bool, move_blanks: bool = True) -> None:
+        self._move_blanks = move_blanks
+        self.ids: list[int] | None = [] if with_ids else None
+        self._texts: list[str] = []
+        self._blank = ""
+
+    def add(self, pieces: Iterable[Piece], text: str) -> str:
+        """Keep `text`, the text of `pieces` or a beginning of it; returns what is out now."""
+        if self.ids is not None:
+            self._add_ids(self.ids, pieces, text)
+        if self.ids is not None or not self._move_blanks:
+            out = text
+        else:
+            whole = self._blank + text
+            out = whole.rstrip()
+            self._blank = whole[len(out) :]
+        if out:
+            self._texts.append(out)
+        return out
+
+    def _add_ids(self, ids: list[int], pieces: Iterable[Piece], text: str) -> None:
+        length = 0
+        for piece in pieces:
+            if len(piece.ids) != piece.tokens:
+                self.ids = None
+                return
+            ids.extend(piece.ids)
+            length += len(piece.text)
+        if length != len(text):
+            self.ids = None
+
+    def drop_blank(self) -> None:
+        self._blank = ""
+
+    def release_blank(self) -> str:
+        """The waiting blank, when the generation is over and it is text like any other."""
+        blank, self._blank = self._blank, ""
+        if blank:
+            self._texts.append(blank)
+        return blank
+
+    def prefix(self) -> tuple[int, ...] | str:
+        return tuple(self.ids) if self.ids is not None else self.text()
+
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def tail(self, length: int) -> str:
+        """The last `length` characters."""
+        tail = ""
+        for text in reversed(self._texts):
+            tail = text + tail
+            if len(tail) >= length:
+                break
+        return tail[-length:]

@@ -1,0 +1,239 @@
+"""The policy: one YAML for one pair of models. Text in, typed policy or named problems out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from relaygen.boundaries import BoundaryMatch, BoundarySet
+from relaygen.cues import CueMatch, CueSet
+from relaygen.errors import PolicyError, Problem
+from relaygen.events import Role
+
+Text: TypeAlias = Annotated[str, StringConstraints(strict=True, min_length=1)]
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=0)]
+Sampling: TypeAlias = dict[str, Any]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSpec(_Section):
+    """One role's model."""
+
+    backend: Text = Field(description="Key under `backends` in gateway.yaml.")
+    model: Text = Field(description="Model name that the engine serves.")
+    tokenizer: Text = Field(
+        default="auto",
+        description="Who renders prompts: `auto` (the engine), a Hugging Face id or a folder.",
+    )
+    sampling: Sampling = Field(
+        default_factory=dict,
+        description="Request fields for this role where the client's request is silent.",
+    )
+
+
+class Thinking(_Section):
+    """How the models mark their reasoning, and where clients get it."""
+
+    open: Text = "<think>"
+    close: Text = "</think>"
+    field: Literal["reasoning_content", "reasoning", "both", "inline"] = Field(
+        default="reasoning_content",
+        description="Reply field of the reasoning; `inline` leaves it in `content` with its tags.",
+    )
+
+
+class Cues(_Section):
+    """What ends a large segment."""
+
+    match: CueMatch = Field(default=CueMatch.WORD, description="`word` or `substring`.")
+    words: tuple[Text, ...] = Field(description="The cues, matched as they are written.")
+
+
+class Boundary(_Section):
+    """What ends a small segment."""
+
+    match: BoundaryMatch = Field(
+        default=BoundaryMatch.SENTENCE, description="`sentence` or `substring`."
+    )
+    ends: tuple[Text, ...] = Field(
+        default=(".", "!", "?", "\n\n"), min_length=1, description="What a sentence ends with."
+    )
+
+
+class Policy(_Section):
+    """How one pair of models shares a generation. `name` is the model that clients ask for."""
+
+    version: Literal[1] = Field(description="Schema version.")
+    name: Text
+    large: ModelSpec
+    small: ModelSpec
+    sampling: Sampling = Field(
+        default_factory=dict, description="Request fields where the client's request is silent."
+    )
+    thinking: Thinking = Field(default_factory=Thinking)
+    cues: Cues
+    boundary: Boundary = Field(default_factory=Boundary)
+    answer: Role = Field(default=Role.SMALL, description="Who writes what follows the thinking.")
+    plain: Literal["large", "relay"] = Field(
+        default="large", description="Generations without thinking: `large` alone, or `relay`."
+    )
+    min_large_tokens: Count = Field(
+        default=5, description="Tokens a large segment keeps before a cue can end it."
+    )
+    max_small_tokens: Annotated[int, Field(strict=True, ge=1)] = Field(
+        default=256, description="Tokens after which a small segment ends without a sentence end."
+    )
+    handoff: Literal["auto", "tokens", "text"] = Field(
+        default="auto",
+        description="What the next engine is sent: token ids, text, or best of both.",
+    )
+    stops: Literal["answer", "all"] = Field(
+        default="answer", description="Where the client's stop strings apply."
+    )
+    calibration: dict[str, Any] = Field(
+        default_factory=dict, description="Provenance and statistics, by `relaygen calibrate`."
+    )
+
+    def spec(self, role: Role) -> ModelSpec:
+        return self.large if role is Role.LARGE else self.small
+
+    @cached_property
+    def cue_set(self) -> CueSet:
+        return CueSet(self.cues.words, self.cues.match)
+
+    @cached_property
+    def boundary_set(self) -> BoundarySet:
+        return BoundarySet(self.boundary.ends, self.boundary.match)
+
+
+def load_policy(text: str, source: str) -> Policy:
+    """The policy in a YAML `text`. PolicyError names every problem with `source` and field."""
+    data = _parse(text, source)
+    if not isinstance(data, dict):
+        kind = type(data).__name__
+        raise PolicyError([Problem(source, "(file)", f"expected a mapping of keys, got {kind}")])
+    try:
+        policy = Policy.model_validate(data)
+    except ValidationError as error:
+        raise PolicyError([_problem(source, e) for e in error.errors()]) from None
+    if problems := [*_cue_problems(policy, source), *_handoff_problems(policy, source)]:
+        raise PolicyError(problems)
+    return policy
+
+
+def policy_warnings(policy: Policy, source: str) -> list[Problem]:
+    """What is allowed but surely not meant: cues that never fire because of another."""
+    cues, words = policy.cue_set, policy.cues.words
+    warnings = []
+    for i, word in enumerate(words):
+        for j, other in enumerate(words):
+            if i != j and cues.hides(other, word) and (other != word or j < i):
+                message = (
+                    f"cue {word!r} never fires: cue {other!r} (cues.words[{j}]) is found first"
+                )
+                warnings.append(Problem(source, f"cues.words[{i}]", message, "remove one of them"))
+                break
+    return warnings
+
+
+# ---- from bytes to data -------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice instead of taking the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, source: str) -> object:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(file)"
+        message = getattr(error, "problem", None) or str(error)
+        raise PolicyError([Problem(source, where, f"not valid YAML: {message}")]) from None
+
+
+# ---- what is wrong, in the user's words ---------------------------------------------------------
+
+
+def _problem(source: str, error: ErrorDetails) -> Problem:
+    field = _field(error["loc"])
+    value = error["input"]
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    match error["type"]:
+        case "missing":
+            return Problem(source, field, "required, but missing", "add it")
+        case "extra_forbidden":
+            known = ", ".join(_known_keys(error["loc"][:-1]))
+            return Problem(source, field, "unknown key", f"known here: {known}")
+        case "string_too_short":
+            return Problem(source, field, "must not be empty", "remove it or give it a text")
+        case "string_type" if isinstance(value, bool):
+            return Problem(
+                source,
+                field,
+                f"expected a text, got {value}",
+                "YAML reads an unquoted Yes, No, On, Off as true or false: put it in quotes",
+            )
+        case _:
+            return Problem(source, field, f"{message}, got {_shown(value)}", "change it")
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    field = ""
+    for part in loc:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+    return field
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Policy
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return list(model.model_fields)
+
+
+def _cue_problems(policy: Policy, source: str) -> Iterator[Problem]:
+    for i, word in enumerate(policy.cues.words):
+        field = f"cues.words[{i}]"
+        if not word.strip():
+            yield Problem(source, field, "a cue must not be empty or blank", "remove it")
+        elif word != word.strip() and policy.cues.match is CueMatch.WORD:
+            remedy = f"write {word.strip()!r}, or set cues.match to substring"
+            message = f"{word!r} begins or ends with a blank, which whole words never do"
+            yield Problem(source, field, message, remedy)
+
+
+def _handoff_problems(policy: Policy, source: str) -> Iterator[Problem]:
+    inside_tokens = policy.cues.match is CueMatch.SUBSTRING or (
+        policy.boundary.match is BoundaryMatch.SUBSTRING
+    )
+    if policy.handoff == "tokens" and inside_tokens:
+        message = "`tokens` can't follow `match: substring`, which cuts inside tokens"
+        yield Problem(source, "handoff", message, "set handoff to auto or text")

@@ -1,0 +1,50 @@
+"""The token ledger of one generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. Kept tokens are in the text or ended the turn; discarded ones are neither."""
+
+    large_tokens: int = 0
+    small_tokens: int = 0
+    discarded_tokens: int = 0
+    handoffs: int = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.large_tokens + self.small_tokens
+
+    @property
+    def segments(self) -> int:
+        return self.handoffs + 1
+
+    @property
+    def large_utilization(self) -> float:
+        """Share of the kept tokens that the large model decoded, 0..1 (0 where there are none)."""
+        return self.large_tokens / self.completion_tokens if self.completion_tokens else 0.0
+
+
+class Ledger:
+    """Counts tokens by what became of them."""
+
+    __slots__ = ("discarded", "handoffs", "large", "small")
+
+    def __init__(self) -> None:
+        self.large = self.small = self.discarded = self.handoffs = 0
+
+    @property
+    def kept(self) -> int:
+        return self.large + self.small
+
+    def keep(self, count: int, *, large: bool) -> None:
+        if large:
+            self.large += count
+        else:
+            self.small += count
+
+    def usage(self) -> Usage:
+        return Usage(self.large, self.small, self.discarded, self.handoffs)
