@@ -38,14 +38,14 @@ class KeptText:
         return out
 
     def _add_ids(self, ids: list[int], pieces: Iterable[Piece], text: str) -> None:
-        length = 0
+        length, count = 0, len(ids)
         for piece in pieces:
             if len(piece.ids) != piece.tokens:
                 self.ids = None
                 return
             ids.extend(piece.ids)
             length += len(piece.text)
-        if length != len(text):
+        if length != len(text) or len(ids) == count:
             self.ids = None
 
     def drop_blank(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -119,7 +119,8 @@ def load_policy(text: str, source: str) -> Policy:
     data = _parse(text, source)
     if not isinstance(data, dict):
         kind = type(data).__name__
-        raise PolicyError([Problem(source, "(file)", f"expected a mapping of keys, got {kind}")])
+        message = f"expected a mapping of keys, got {kind}"
+        raise PolicyError([Problem(source, "(file)", message, "write `key: value` lines")])
     try:
         policy = Policy.model_validate(data)
     except ValidationError as error:
@@ -150,16 +151,19 @@ def policy_warnings(policy: Policy, source: str) -> list[Problem]:
 class _Loader(yaml.SafeLoader):
     """A safe loader that refuses a key given twice instead of taking the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        # Here and not in construct_mapping, which sees merge keys (`<<`) already resolved.
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
                 )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+            seen.add((key.tag, key.value))
+        return node
 
 
 def _parse(text: str, source: str) -> object:
@@ -169,7 +173,15 @@ def _parse(text: str, source: str) -> object:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(file)"
         message = getattr(error, "problem", None) or str(error)
-        raise PolicyError([Problem(source, where, f"not valid YAML: {message}")]) from None
+        problem = Problem(source, where, f"not valid YAML: {message}", "correct it there")
+        raise PolicyError([problem]) from None
+    except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        # PyYAML lets Python's own errors out for scalars like 2024-13-45 or `!!bool maybe`.
+        message = f"a value that is not what it looks like to YAML: {error}"
+        raise PolicyError([Problem(source, "(file)", message, "put it in quotes")]) from None
+    except RecursionError:
+        problem = Problem(source, "(file)", "nested too deeply", "write it flat, as a policy is")
+        raise PolicyError([problem]) from None
 
 
 # ---- what is wrong, in the user's words ---------------------------------------------------------

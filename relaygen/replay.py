@@ -13,7 +13,7 @@ from relaygen.thinking import Phase
 
 # Saved text has lost its tokens. Words with the blank before them, single digits, runs of other
 # marks and runs of line ends come near to what byte-level BPE makes of prose.
-_TOKEN = re.compile(r" ?[^\W\d_]+|\d|\n+|[^\S\n]+(?=\S)|[^\S\n]+|_+|</?\w+>| ?[^\w\s]+")
+_TOKEN = re.compile(r" ?[^\W\d_]+|\d|\n+|[^\S\n]+(?!\S)|[^\S\n]+|_+|</?\w+>| ?[^\w\s]+")
 
 
 @dataclass(frozen=True, slots=True)

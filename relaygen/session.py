@@ -54,8 +54,8 @@ class RelaySession:
     `handoff` is the form of the prefix at the start; it becomes "text" for good when a kept token's
     id is unknown. `phase` says where the rendered prompt leaves the model: before, inside or after
     its thinking. `solo` lets one role write everything. `close_ids` are the token ids of
-    "\\n" + the closing tag, for a model that ends its turn inside the thinking. Without `move_blanks` a text prefix may end
-    in a blank, as the reference's does.
+    "\\n" + the closing tag, for a model that ends its turn inside the thinking. Without
+    `move_blanks` a text prefix may end in a blank, as the reference's does.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class RelaySession:
         if not self.state.ended:
             self._move(Trigger.CANCEL)
             self.decoding = False
+            self._discard(self._take_lagging())
 
     # ---- tokens ---------------------------------------------------------------------------------
 
@@ -170,8 +171,7 @@ class RelaySession:
 
     def _piece(self, piece: Piece) -> None:
         cut = self._find_cut(piece.text)
-        pieces = [*self._lagging, piece]
-        self._lagging = []
+        pieces = [*self._take_lagging(), piece]
         if cut and cut.keep == 0:
             self._discard(pieces)
             self._hand_over(Trigger.BOUNDARY, cut.text)
@@ -182,7 +182,8 @@ class RelaySession:
 
     def _find_cut(self, text: str) -> Cut | None:
         if self.state is State.LARGE:
-            ripe = self._segment_tokens >= self._policy.min_large_tokens
+            before = self._segment_tokens + _tokens(self._lagging)
+            ripe = before >= self._policy.min_large_tokens
             return self._cues.push(text, armed=ripe and self._relaying)
         if self.state is State.SMALL:
             return self._boundaries.push(text)
@@ -196,14 +197,18 @@ class RelaySession:
         return phase is Phase.THINKING
 
     def _keep(self, pieces: list[Piece], text: str) -> None:
-        count = sum(piece.tokens for piece in pieces)
+        count = _tokens(pieces)
         self._ledger.keep(count, large=self.role is Role.LARGE)
         self._segment_tokens += count
         self._kept_here += count
         self._transcript.push(self.role, self.segment, self._kept.add(pieces, text), pieces)
 
     def _discard(self, pieces: Iterable[Piece]) -> None:
-        self._ledger.discarded += sum(piece.tokens for piece in pieces)
+        self._ledger.discarded += _tokens(pieces)
+
+    def _take_lagging(self) -> list[Piece]:
+        lagging, self._lagging = self._lagging, []
+        return lagging
 
     # ---- what follows from a kept token ---------------------------------------------------------
 
@@ -231,10 +236,10 @@ class RelaySession:
 
     def _hand_over(self, trigger: Trigger, text: str) -> None:
         self.decoding = False
-        self._kept.drop_blank()
         if self._spent:
             self._finish(Trigger.LIMIT, "length")
             return
+        self._kept.drop_blank()
         self._move(trigger)
         target = self._writer(trigger)
         if target is not self.role:
@@ -264,8 +269,7 @@ class RelaySession:
     def _decode_finished(self, event: DecodeFinished) -> None:
         self.decoding = False
         unseen = max(0, event.tokens - self._received) if event.tokens is not None else 0
-        ending = unseen + sum(piece.tokens for piece in self._lagging)
-        self._lagging = []
+        ending = unseen + _tokens(self._take_lagging())
         if event.reason == "stop" and self._goes_on(ending):
             return
         self._ledger.keep(ending, large=self.role is Role.LARGE)
@@ -301,13 +305,16 @@ class RelaySession:
 
     def _finish(self, trigger: Trigger, reason: str) -> None:
         self.decoding = False
-        self._move(trigger)
         self._let_go()
+        if self._transcript.stop is not None:  # it may end in the blank just let go
+            trigger, reason = Trigger.STOP, "stop"
+        self._move(trigger)
         self._outputs.append(Finished(reason, self.usage, self._transcript.stop))
 
     def _fail(self, message: str) -> None:
         self.decoding = False
         self._move(Trigger.ERROR)
+        self._discard(self._take_lagging())
         self._let_go()
         self._outputs.append(Failed(message, self.usage))
 
@@ -317,3 +324,7 @@ class RelaySession:
 
     def _move(self, trigger: Trigger) -> None:
         self.state = after(self.state, trigger)
+
+
+def _tokens(pieces: Iterable[Piece]) -> int:
+    return sum(piece.tokens for piece in pieces)

@@ -61,6 +61,8 @@ class Transcript:
 
     def _pass_on(self, parts: list[Part]) -> None:
         for kind, text in parts:
+            if self._stops.matched is not None:
+                return
             if kind is DeltaKind.ANSWER or (self._everywhere and kind is DeltaKind.REASONING):
                 self._watched = kind
                 self._emit(kind, self._stops.push(text))
