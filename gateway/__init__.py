@@ -1,0 +1,1 @@
+"""The gateway: all I/O around the sans-IO core in `relaygen`."""

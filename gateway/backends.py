@@ -1,0 +1,143 @@
+"""Backends: the replicas that serve one model, which of them are up, and which one to take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from aiohttp import ClientSession
+
+from gateway.engines.base import Engine, EngineInfo
+from gateway.engines.detect import detect
+from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
+from gateway.settings import Backend
+from gateway.upstream import Upstream
+
+log = structlog.get_logger()
+
+_RETRY_S = 1.0
+_CHECK_S = 5.0
+
+
+class Replica:
+    """One base URL of a backend: probed when first needed, watched in the background."""
+
+    def __init__(self, upstream: Upstream, dialect: str) -> None:
+        self.upstream = upstream
+        self._dialect = dialect
+        self._lock = asyncio.Lock()
+        self._engine: Engine | None = None
+        self.info: EngineInfo | None = None
+        self.error: str | None = "not probed yet"
+
+    @property
+    def url(self) -> str:
+        return self.upstream.url
+
+    @property
+    def active(self) -> int:
+        return self._engine.active if self._engine else 0
+
+    async def ready(self) -> tuple[Engine, EngineInfo]:
+        """The engine behind the URL. Raises UpstreamError while it can't be used."""
+        async with self._lock:
+            if self._engine is None or self.info is None:
+                await self._probe()
+            assert self._engine is not None and self.info is not None
+            return self._engine, self.info
+
+    async def _probe(self) -> None:
+        try:
+            engine = await detect(self.upstream, self._dialect)
+            info = await engine.probe()
+        except UpstreamError as error:
+            self.error = error.message
+            raise
+        except RequestError as error:  # the server's refusal of our probe, not of the client
+            self.error = f"The server at {self.url} refused the probe: {error.message}"
+            raise UpstreamError(self.error) from error
+        except (KeyError, TypeError, IndexError) as error:
+            self.error = f"The server at {self.url} does not answer like {self._dialect}: {error!r}"
+            raise UnreachableError(self.error) from error
+        self._engine, self.info, self.error = engine, info, None
+        log.info(
+            "engine up",
+            url=self.url,
+            engine=info.dialect,
+            version=info.version,
+            models=info.models,
+            context=info.context,
+            vocabulary=info.vocabulary,
+        )
+
+    async def watch(self) -> None:
+        """Probes until the server is up, then notices when it goes down. Runs until cancelled."""
+        while True:
+            try:
+                if self.info is None:
+                    await self.ready()
+                else:
+                    await self.upstream.get("/v1/models")
+            except GatewayError as error:
+                self.mark_down(error)
+            await asyncio.sleep(_RETRY_S if self.info is None else _CHECK_S)
+
+    def mark_down(self, error: GatewayError) -> None:
+        """Probe anew before it is used again."""
+        if self.info is not None:
+            log.warning("engine down", url=self.url, error=error.message)
+        self.info, self.error = None, error.message
+
+    def status(self) -> dict[str, Any]:
+        """For /readyz."""
+        if self.info is None:
+            return {"url": self.url, "up": False, "error": self.error}
+        info = self.info
+        return {
+            "url": self.url,
+            "up": True,
+            "engine": info.dialect,
+            "version": info.version,
+            "models": info.models,
+            "context": info.context,
+            "vocabulary": info.vocabulary,
+        }
+
+
+class ReplicaSet:
+    """All replicas of one backend."""
+
+    def __init__(self, name: str, settings: Backend, session: ClientSession) -> None:
+        self.name = name
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        self.replicas = [
+            Replica(Upstream(session, url, key), settings.engine) for url in settings.urls
+        ]
+
+    async def choose(self) -> tuple[Engine, EngineInfo]:
+        """The least loaded replica that is up. Raises the last one's UpstreamError if none is."""
+        ordered = sorted(self.replicas, key=lambda r: (r.info is None, r.active))
+        for i, replica in enumerate(ordered):
+            try:
+                return await replica.ready()
+            except GatewayError:
+                if i == len(ordered) - 1:
+                    raise
+        raise AssertionError("a backend has at least one URL")
+
+    def models(self) -> dict[str, Replica]:
+        """Models served now, each with a replica that serves it; the least loaded wins."""
+        by_load = sorted(self.replicas, key=lambda r: r.active, reverse=True)
+        return {model: r for r in by_load if r.info for model in r.info.models}
+
+    def down(self, engine: Engine, error: GatewayError) -> None:
+        """An engine turned out to be unreachable."""
+        for replica in self.replicas:
+            if replica.url == engine.url:
+                replica.mark_down(error)
+
+
+def build(settings: Mapping[str, Backend], session: ClientSession) -> dict[str, ReplicaSet]:
+    return {name: ReplicaSet(name, backend, session) for name, backend in settings.items()}

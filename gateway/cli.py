@@ -1,0 +1,201 @@
+"""The `relaygen` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.policies import read_policy
+from gateway.settings import Settings, SettingsError, load_settings
+from relaygen.errors import PolicyError
+from relaygen.policy import Policy, policy_warnings
+from relaygen.replay import Segment, replay
+
+_Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status (1: the user's input is wrong, 2: usage)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, commands = _parser()
+    options = parser.parse_args(arguments)
+    options.argv = arguments
+    try:
+        return commands[options.command](options)
+    except (SettingsError, PolicyError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
+    parser = argparse.ArgumentParser(
+        prog="relaygen", description="One generation, two models: a streaming LLM gateway."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _serve_arguments(commands.add_parser("serve", help="run the gateway"))
+    demo = commands.add_parser("demo", help="see it work on two tiny models, on this machine")
+    _demo_arguments(demo)
+    policy = commands.add_parser("policy", help="check policies, print their schema")
+    actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    actions.add_parser("schema", help="print the policy's JSON Schema")
+    _replay_arguments(
+        commands.add_parser("replay", help="show which model would have written what of a text")
+    )
+    return parser, {"serve": _serve, "demo": _demo, "policy": _policy, "replay": _replay}
+
+
+# ---- serve --------------------------------------------------------------------------------------
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="gateway.yaml")
+    policies = parser.add_mutually_exclusive_group()
+    policies.add_argument("--policies", type=Path, metavar="DIR", help="folder of policies")
+    policies.add_argument(
+        "--policy", type=Path, action="append", metavar="FILE", help="one policy; may be repeated"
+    )
+    for role in ("large", "small"):
+        parser.add_argument(
+            f"--{role}",
+            action="append",
+            metavar="URL",
+            help=f"server of the {role} model, ending in /v1; repeat for more replicas",
+        )
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (8080); 0 takes a free one")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that share the port")
+    parser.add_argument(
+        "--print-settings", action="store_true", help="print the settings in force and exit"
+    )
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gateway import log, server
+
+    settings = load_settings(_flags(options), options.config)
+    if options.print_settings:
+        print(_shown(settings))
+        return 0
+    if settings.workers > 1 and not options.worker:
+        if settings.port == 0:
+            raise SettingsError("settings: port: 0 can't be shared by workers; name a port")
+        return server.serve_workers(settings.workers, options.argv)
+    log.configure(settings.log)
+    try:
+        server.run(settings, share_port=options.worker)
+    except server.ListenError as error:
+        raise SettingsError(str(error)) from None
+    return 0
+
+
+def _flags(options: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "host": options.host,
+        "port": options.port,
+        "workers": options.workers,
+        "policies": options.policies,
+        "policy_files": options.policy,
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    urls = {"large": options.large, "small": options.small}
+    backends = {role: {"urls": found} for role, found in urls.items() if found}
+    return {**flags, "backends": backends} if backends else flags
+
+
+def _shown(settings: Settings) -> str:
+    import yaml
+
+    return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False).rstrip()
+
+
+# ---- demo ---------------------------------------------------------------------------------------
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    from gateway.demo.main import add_arguments
+
+    add_arguments(parser)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gateway.demo.main import run
+
+    return asyncio.run(run(options))
+
+
+# ---- policy -------------------------------------------------------------------------------------
+
+
+def _policy(options: argparse.Namespace) -> int:
+    if options.action == "schema":
+        print(json.dumps(Policy.model_json_schema(), indent=2))
+        return 0
+    return max(_check(path) for path in options.files)
+
+
+def _check(path: Path) -> int:
+    try:
+        policy = read_policy(path)
+    except PolicyError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 1
+    for warning in policy_warnings(policy, str(path)):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{path}: policy {policy.name!r} is valid")
+    return 0
+
+
+# ---- replay -------------------------------------------------------------------------------------
+
+
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--format", choices=("text", "jsonl"), default="text")
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="a text; - is stdin")
+
+
+def _replay(options: argparse.Namespace) -> int:
+    policy = read_policy(options.policy)
+    segments = replay(policy, _text(options.file))
+    if options.format == "jsonl":
+        for segment in segments:
+            print(json.dumps(_record(segment), ensure_ascii=False))
+    else:
+        _print_segments(segments)
+    return 0
+
+
+def _text(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"replay: {file} can't be read: {error.strerror}") from None
+
+
+def _record(segment: Segment) -> dict[str, str | None]:
+    return {"role": segment.role, "text": segment.text, "trigger": segment.trigger}
+
+
+def _print_segments(segments: Iterable[Segment]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    for segment in segments:
+        colour = "cyan" if segment.role == "large" else "yellow"
+        console.print(Text(f"{segment.role:5} ", style=f"bold {colour}"), end="")
+        console.print(Text(segment.text.replace("\n", "⏎"), style=colour), end="")
+        console.print(Text(f"  [{segment.trigger}]" if segment.trigger else "", style="dim"))

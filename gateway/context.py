@@ -1,0 +1,106 @@
+"""What all handlers share."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from pydantic import SecretStr
+
+from gateway.backends import ReplicaSet
+from gateway.errors import RequestError, UpstreamError
+from gateway.policies import PolicyStore
+from gateway.settings import Settings
+
+
+class Slots:
+    """Counts the generations that run; refuses one too many and tells when none is left."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.taken = 0
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        if self.taken >= self._limit:
+            raise RequestError(
+                f"{self._limit} generations are running, as many as limits.generations allows; "
+                "try again later",
+                status=429,
+                type="rate_limit_error",
+                code="too_many_generations",
+                headers={"Retry-After": "1"},
+            )
+        self.taken += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            if not self.taken:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> int:
+        """Waits until none runs, `seconds` at most; returns how many still do."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        return self.taken
+
+
+class ApiKeys:
+    """Bearer tokens of the clients; none means that everybody may call."""
+
+    def __init__(self, keys: Iterable[SecretStr]) -> None:
+        self._keys = [key.get_secret_value().encode() for key in keys]
+
+    def check(self, authorization: str) -> None:
+        """Raises RequestError (401) for a token that is none of ours, in constant time."""
+        if not self._keys:
+            return
+        token = authorization.removeprefix("Bearer ").encode()
+        known = 0
+        for key in self._keys:  # all of them, whichever fits
+            known |= hmac.compare_digest(token, key)
+        if not known:
+            raise RequestError(
+                "Missing or wrong API key; send `Authorization: Bearer KEY`",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    settings: Settings
+    policies: PolicyStore
+    backends: Mapping[str, ReplicaSet]
+    keys: ApiKeys
+    slots: Slots
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def backend(self, name: str, policy: str) -> ReplicaSet:
+        try:
+            return self.backends[name]
+        except KeyError:
+            raise UpstreamError(
+                f"Policy {policy!r} names backend {name!r}, which the settings do not have; "
+                f"known: {', '.join(self.backends)}",
+                status=503,
+            ) from None
+
+    def served_names(self) -> list[str]:
+        """Policies first, then the models that are up."""
+        models = [name for backend in self.backends.values() for name in backend.models()]
+        return list(dict.fromkeys([*self.policies.by_name, *models]))
+
+
+GATEWAY = web.AppKey("gateway", Gateway)
+REQUEST_ID = web.RequestKey("request_id", str)
+ANSWERED = web.RequestKey("answered", bool)

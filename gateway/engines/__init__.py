@@ -1,0 +1,1 @@
+"""Engines: one upstream model server each, whatever its dialect."""

@@ -1,0 +1,81 @@
+"""Errors that a client sees, in OpenAI's shape, and the one place that maps ours to them.
+
+GatewayError
+├── RequestError        the client's request is wrong, or asks for what is not there
+└── UpstreamError       an engine refused, broke or can't be reached
+    └── UnreachableError    no connection: another replica may do
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from orjson import dumps
+
+
+class GatewayError(Exception):
+    """Has what an OpenAI-shaped error needs. `status` is the HTTP status."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        type: str | None = None,  # noqa: A002 - OpenAI's word
+        param: str | None = None,
+        code: str | int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status or self.status
+        self.type = type or self.type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> web.Response:
+        return web.Response(
+            body=dumps(self.body()),
+            status=self.status,
+            content_type="application/json",
+            headers=self.headers,
+        )
+
+
+class RequestError(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class UpstreamError(GatewayError):
+    status = 502
+    type = "upstream_error"
+
+
+class UnreachableError(UpstreamError):
+    pass
+
+
+def model_not_found(model: str, known: list[str]) -> RequestError:
+    served = ", ".join(known) or "none: no engine is up"
+    return RequestError(
+        f"The model {model!r} does not exist. Served here: {served}",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,127 @@
+"""One relayed generation: from what the client asked to the session's outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.backends import ReplicaSet
+from gateway.engines.base import Engine, Prompt, Sampling
+from gateway.openai_api import Ask
+from gateway.pairs import Pair, check_shared_ids, open_pair
+from gateway.relay import relay
+from gateway.replies import HandoffTimes, usage_object
+from relaygen.events import DecodeRequest, Event, Output, Role
+from relaygen.policy import Policy, Thinking
+from relaygen.session import RelaySession
+from relaygen.thinking import Phase
+from relaygen.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A session with all that its decodes need. `run` it once."""
+
+    policy: Policy
+    pair: Pair
+    session: RelaySession
+    prompts: Mapping[Role, Prompt]
+    sampling: Mapping[Role, Sampling]
+    handoffs: HandoffTimes
+
+    async def run(self) -> AsyncGenerator[list[Output]]:
+        with ExitStack() as stack:
+            for side in self.pair.sides.values():
+                stack.enter_context(_in_use(side.engine))
+            run = relay(self.session, self._decode, self.handoffs)
+            async with aclosing(run) as batches:
+                async for outputs in batches:
+                    yield outputs
+
+    def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
+        side, role = self.pair.sides[request.role], request.role
+        return side.decode(self.prompts[role], request, self.sampling[role])
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        first = next(iter(self.prompts.values()))
+        return usage_object(self.policy.name, usage, len(first.ids), self.handoffs)
+
+
+async def prepare(policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet]) -> Generation:
+    """Takes the engines and renders the prompts. Raises GatewayError for what stands against."""
+    roles = tuple(Role) if ask.solo is None else (ask.solo,)
+    pair = await open_pair(policy, backends, roles)
+    check_shared_ids(ask, pair)
+    sides = [pair.sides[role] for role in roles]
+    rendered = await asyncio.gather(*(side.prompt(ask) for side in sides))
+    prompts = dict(zip(roles, rendered, strict=True))
+    session = RelaySession(
+        policy,
+        replace(ask.limits, max_tokens=_budget(ask, pair, prompts.values())),
+        handoff=pair.handoff,
+        phase=await _phase(policy.thinking, pair, prompts, ask),
+        solo=ask.solo,
+        close_ids=await _close_ids(policy, pair),
+    )
+    sampling = {role: _sampling(policy, role, ask) for role in roles}
+    return Generation(policy, pair, session, prompts, sampling, HandoffTimes())
+
+
+def _budget(ask: Ask, pair: Pair, prompts: Iterable[Prompt]) -> int | None:
+    """Tokens for the whole generation: what was asked, within the smaller context window.
+
+    A prompt that leaves no room is sent as it is: the engine's own error says it best.
+    """
+    asked = ask.limits.max_tokens
+    if pair.context is None:
+        return asked
+    room = max(1, pair.context - max(len(prompt.ids) for prompt in prompts))
+    return room if asked is None else min(asked, room)
+
+
+async def _phase(thinking: Thinking, pair: Pair, prompts: Mapping[Role, Prompt], ask: Ask) -> Phase:
+    """Where the rendered prompt leaves the model: before, inside or after its thinking."""
+    role, prompt = next(iter(prompts.items()))
+    side = pair.sides[role]
+    written = _written(ask)
+    tail = written or (await side.tokens.tail(side.model, prompt)).rstrip()
+    opened, closed = tail.rfind(thinking.open), tail.rfind(thinking.close)
+    if opened > closed and (written or tail.endswith(thinking.open)):
+        return Phase.THINKING
+    if closed > opened and (written or tail.endswith(thinking.close)):
+        return Phase.ANSWER
+    return Phase.UNDECIDED
+
+
+def _written(ask: Ask) -> str:
+    """What the client has written of the model's own turn: a raw prompt or a last message."""
+    if not ask.chat:
+        return ask.prompt if isinstance(ask.prompt, str) else ""
+    last = ask.template["messages"][-1]
+    content = last.get("content")
+    return content if last["role"] == "assistant" and isinstance(content, str) else ""
+
+
+async def _close_ids(policy: Policy, pair: Pair) -> tuple[int, ...]:
+    """Ids of what ends an unclosed thinking; needed for handoffs by tokens alone."""
+    if pair.handoff == "text":
+        return ()
+    side = next(iter(pair.sides.values()))
+    return await side.tokens.fixed_ids(side.model, "\n" + policy.thinking.close)
+
+
+def _sampling(policy: Policy, role: Role, ask: Ask) -> Sampling:
+    fields = {**policy.sampling, **policy.spec(role).sampling, **ask.sampling}
+    return Sampling(fields, ask.logprobs)
+
+
+@contextmanager
+def _in_use(engine: Engine) -> Iterator[None]:
+    engine.active += 1
+    try:
+        yield
+    finally:
+        engine.active -= 1

@@ -1,0 +1,285 @@
+"""OpenAI's wire format, the requests: what a body asks for, in our words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import orjson
+
+from gateway.errors import RequestError
+from relaygen.events import Role
+from relaygen.session import Limits
+
+T = TypeVar("T")
+
+MAX_TOP_LOGPROBS = 20
+_TEMPLATE_FIELDS = frozenset(
+    {
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "reasoning_effort",
+    }
+)
+_OURS = frozenset(
+    {
+        "include_stop_str_in_output",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "min_tokens",
+        "model",
+        "n",
+        "prompt",
+        "relaygen",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "top_logprobs",
+        # Say nothing about how tokens are drawn; on /v1/completions some would mean something else.
+        "echo",
+        "best_of",
+        "suffix",
+        "functions",
+        "function_call",
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+        "response_format",
+        "store",
+        "tool_choice",
+        "tools",
+        "user",
+    }
+)
+# Fields that only one model's own endpoint can serve faithfully.
+_WHOLE_FIELDS: tuple[str, ...] = (
+    "audio",
+    "echo",
+    "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "json_schema",
+    "prediction",
+    "prompt_logprobs",
+    "structured_outputs",
+    "suffix",
+    "tools",
+    "use_beam_search",
+    "web_search_options",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One relayed request. `sampling` and `template` travel on to the engines.
+
+    `logprobs` is None where not asked for, else the number of alternatives. `whole` says why the
+    large model must serve all of it, None where it can be relayed.
+    """
+
+    chat: bool
+    model: str
+    stream: bool
+    include_usage: bool
+    limits: Limits
+    sampling: dict[str, Any]
+    template: dict[str, Any]
+    logprobs: int | None
+    trace: bool
+    mode: Literal["relay", "large", "small"]
+    prompt: str | tuple[int, ...]
+    whole: str | None
+
+    @property
+    def solo(self) -> Role | None:
+        return None if self.mode == "relay" else Role(self.mode)
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError(f"The body must be a JSON object, not {_kind(body)}")
+    return body
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    model: str | None = _get(body, "model", str, None)
+    if not model:
+        raise RequestError("`model` is missing: name a policy or a model", param="model")
+    return model
+
+
+def parse_chat(body: Mapping[str, Any]) -> Ask:
+    """A /v1/chat/completions body. RequestError names the field, the value and the remedy."""
+    messages = _messages(body)
+    logprobs = None
+    if _get(body, "logprobs", bool, False):
+        logprobs = _count(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
+    limit = _count(body, "max_completion_tokens", least=1)
+    template = {k: v for k, v in body.items() if k in _TEMPLATE_FIELDS and v is not None}
+    return _ask(
+        body,
+        chat=True,
+        max_tokens=_count(body, "max_tokens", least=1) if limit is None else limit,
+        template={"messages": messages, "add_generation_prompt": True, **template},
+        logprobs=logprobs,
+        prompt="",
+        whole=_whole(body) or _content_reason(messages),
+    )
+
+
+def parse_completion(body: Mapping[str, Any]) -> Ask:
+    """A /v1/completions body; without `max_tokens` it means 16, as it does in OpenAI's API."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    whole = _whole(body)
+    if body.get("logprobs") is not None:
+        whole = whole or "logprobs in /v1/completions"
+    if isinstance(prompt, list) and prompt and not all(type(item) is int for item in prompt):
+        whole = whole or "several prompts"
+        prompt = ""
+    if not isinstance(prompt, str | list) or prompt == []:
+        raise RequestError("`prompt` must be a text or a list of token ids", param="prompt")
+    return _ask(
+        body,
+        chat=False,
+        max_tokens=_count(body, "max_tokens", least=1) or 16,
+        template={},
+        logprobs=None,
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        whole=whole,
+    )
+
+
+def _ask(
+    body: Mapping[str, Any],
+    *,
+    chat: bool,
+    max_tokens: int | None,
+    template: dict[str, Any],
+    logprobs: int | None,
+    prompt: str | tuple[int, ...],
+    whole: str | None,
+) -> Ask:
+    stream = _get(body, "stream", bool, False)
+    options = _get(body, "stream_options", dict, {})
+    if options and not stream:
+        raise RequestError("`stream_options` needs `stream: true`", param="stream_options")
+    ours = _get(body, "relaygen", dict, {})
+    mode = ours.get("mode", "relay")
+    if mode not in ("relay", "large", "small"):
+        message = f"`relaygen.mode` is {mode!r}; it must be relay, large or small"
+        raise RequestError(message, param="relaygen.mode")
+    return Ask(
+        chat=chat,
+        model=model_of(body),
+        stream=stream,
+        include_usage=not stream or bool(options.get("include_usage")),
+        limits=Limits(
+            max_tokens=max_tokens,
+            min_tokens=_count(body, "min_tokens", least=0),
+            seed=_get(body, "seed", int, None),
+            stops=_stops(body),
+            include_stop=_get(body, "include_stop_str_in_output", bool, False),
+        ),
+        sampling={
+            key: value
+            for key, value in body.items()
+            if value is not None and key not in _OURS and key not in _TEMPLATE_FIELDS
+        },
+        template=template,
+        logprobs=logprobs,
+        trace=bool(ours.get("trace")),
+        mode=mode,
+        prompt=prompt,
+        whole=whole,
+    )
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = body.get("messages")
+    if messages is None:
+        raise RequestError("`messages` is missing: send a list of messages", param="messages")
+    if not isinstance(messages, list) or not messages:
+        message = f"`messages` must be a list of at least one message, not {_shown(messages)}"
+        raise RequestError(message, param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                f"`messages[{i}]` must be an object with a `role`, not {_shown(message)}",
+                param=f"messages[{i}]",
+            )
+    return messages
+
+
+def _content_reason(messages: list[dict[str, Any]]) -> str | None:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", "input_text", "refusal"):
+                return f"a content part of type {kind}"
+    return None
+
+
+def _whole(body: Mapping[str, Any]) -> str | None:
+    if (_count(body, "n", least=1) or 1) > 1:
+        return "n > 1"
+    if (_count(body, "best_of", least=1) or 1) > 1:
+        return "best_of > 1"
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") != "text":
+        return "response_format"
+    return next((key for key in _WHOLE_FIELDS if body.get(key)), None)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise RequestError(
+            f"`stop` must be a text or a list of texts, not {_shown(stop)}", param="stop"
+        )
+    return tuple(s for s in stops if s)
+
+
+def _count(body: Mapping[str, Any], key: str, *, least: int, most: int | None = None) -> int | None:
+    value: int | None = _get(body, key, int, None)
+    if value is not None and (value < least or (most is not None and value > most)):
+        limits = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"`{key}` is {value}; it must be {limits}", param=key)
+    return value
+
+
+def _get(body: Mapping[str, Any], key: str, kind: type[T], default: T | None) -> Any:
+    value = body.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        names = {int: "an integer", bool: "true or false", str: "a text", dict: "an object"}
+        raise RequestError(f"`{key}` must be {names[kind]}, not {_shown(value)}", param=key)
+    return value
+
+
+def _kind(value: object) -> str:
+    return {list: "a list", str: "a text", type(None): "null"}.get(type(value), "a number")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,102 @@
+"""The policies that are served: read from files, read again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import structlog
+
+from relaygen.errors import PolicyError, Problem
+from relaygen.policy import Policy, load_policy, policy_warnings
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file. PolicyError names the file and every problem."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PolicyError(
+            [Problem(str(path), "(file)", f"can't be read: {error.strerror}")]
+        ) from None
+    except UnicodeDecodeError as error:
+        raise PolicyError([Problem(str(path), "(file)", f"is not UTF-8: {error}")]) from None
+    return load_policy(text, str(path))
+
+
+class PolicyStore:
+    """Policies by name. A file that turns bad is refused and its old policy stays."""
+
+    def __init__(self, folder: Path, files: Iterable[Path] = ()) -> None:
+        self._folder = folder
+        self._files = tuple(files)
+        self._loaded: dict[Path, Policy] = {}
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self.problems: dict[str, list[str]] = {}
+        """By file: why its present content is not served."""
+
+    @property
+    def by_name(self) -> Mapping[str, Policy]:
+        return {policy.name: policy for policy in self._loaded.values()}
+
+    def load(self) -> None:
+        """Reads what is new or changed since the last call."""
+        paths = self._paths()
+        for path in self._loaded.keys() - set(paths):
+            log.info("policy removed", file=str(path), policy=self._loaded.pop(path).name)
+        for path in self._seen.keys() - set(paths):
+            del self._seen[path]
+            self.problems.pop(str(path), None)
+        for path in paths:
+            stamp = _stamp(path)
+            if self._seen.get(path) != stamp:
+                self._seen[path] = stamp
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            policy = read_policy(path)
+            self._refuse_double(policy, path)
+        except PolicyError as error:
+            self.problems[str(path)] = [str(problem) for problem in error.problems]
+            kept = path in self._loaded
+            log.warning("policy refused", problems=self.problems[str(path)], old_one_stays=kept)
+            return
+        self.problems.pop(str(path), None)
+        self._loaded[path] = policy
+        log.info("policy loaded", file=str(path), policy=policy.name)
+        for warning in policy_warnings(policy, str(path)):
+            log.warning("policy warning", problem=str(warning))
+
+    def _refuse_double(self, policy: Policy, path: Path) -> None:
+        for other, loaded in self._loaded.items():
+            if other != path and loaded.name == policy.name:
+                message = f"{policy.name!r} is already the name of {other}"
+                raise PolicyError([Problem(str(path), "name", message, "give it another name")])
+
+    def _paths(self) -> list[Path]:
+        if self._files:
+            return list(self._files)
+        if not self._folder.is_dir():
+            return []
+        return sorted(p for p in self._folder.iterdir() if p.suffix in _SUFFIXES)
+
+    async def watch(self) -> None:
+        """Reloads changed files. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await asyncio.to_thread(self.load)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)

@@ -1,0 +1,84 @@
+"""Runs the application: listens, drains on SIGTERM, starts workers that share the port."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import structlog
+from aiohttp import web
+
+from gateway.app import build_app
+from gateway.context import GATEWAY
+from gateway.settings import Settings
+
+log = structlog.get_logger()
+
+
+class ListenError(Exception):
+    """The address can't be listened on."""
+
+
+def run(settings: Settings, *, share_port: bool = False) -> None:
+    """Serves until told to stop. Raises ListenError where the address can't be had."""
+    asyncio.run(serve(settings, share_port=share_port))
+
+
+async def serve(settings: Settings, *, share_port: bool = False) -> None:
+    """Serves until SIGTERM or SIGINT; then stops accepting and lets what runs finish."""
+    app = build_app(settings)
+    # A client that leaves cancels its handler, and so closes what is open upstream.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(
+            runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024
+        )
+        try:
+            await site.start()
+        except OSError as error:
+            raise ListenError(
+                f"can't listen on {settings.host}:{settings.port}: {error.strerror}; "
+                "choose another --host or --port"
+            ) from error
+        host, port = runner.addresses[0][:2]
+        log.info("listening", url=f"http://{host}:{port}/v1")
+        await _signalled()
+        await site.stop()
+        await _drain(app, settings.timeouts.drain)
+    finally:
+        await runner.cleanup()
+
+
+async def _signalled() -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends at once
+        loop.remove_signal_handler(number)
+
+
+async def _drain(app: web.Application, seconds: float) -> None:
+    slots = app[GATEWAY].slots
+    log.info("draining", generations=slots.taken, limit_s=seconds)
+    if left := await slots.drain(seconds):
+        log.warning("cut off", generations=left)
+
+
+def serve_workers(count: int, arguments: Sequence[str]) -> int:
+    """Runs `count` gateways on one port (SO_REUSEPORT); the worst exit status of them."""
+    command = [sys.executable, "-m", "gateway", *arguments, "--worker"]
+    workers = [subprocess.Popen(command) for _ in range(count)]
+
+    def stop(number: int, _: object) -> None:
+        for worker in workers:
+            worker.send_signal(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the workers as well
+    return max(abs(worker.wait()) for worker in workers)

@@ -1,0 +1,148 @@
+"""The gateway's settings: flags win, then environment (RELAYGEN_*), then gateway.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+from pydantic_settings import SettingsError as EnvironmentSettingsError
+
+
+class SettingsError(Exception):
+    """Settings that can't be used; the message names each field, its value and the remedy."""
+
+
+def _base_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no http(s) URL; write it like http://127.0.0.1:8001/v1")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _listed(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+EngineUrl = Annotated[str, AfterValidator(_base_url)]
+EngineUrls = Annotated[tuple[EngineUrl, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Backend(_Section):
+    """The servers of one model. All URLs serve the same model: they are its replicas."""
+
+    urls: EngineUrls = Field(description="Base URLs, ending in /v1.")
+    engine: Literal["auto", "vllm", "llamacpp"] = Field(
+        default="auto", description="Dialect; `auto` asks the server."
+    )
+    api_key: SecretStr | None = Field(default=None, description="Bearer token for the engine.")
+
+
+class Timeouts(_Section):
+    """Seconds."""
+
+    connect: float = Field(default=5.0, gt=0, description="Until an engine accepts a connection.")
+    idle: float = Field(
+        default=300.0, gt=0, description="Without a byte from an engine, prefill included."
+    )
+    drain: float = Field(
+        default=30.0, ge=0, description="For running generations to end after SIGTERM."
+    )
+
+
+class Limits(_Section):
+    body_mib: float = Field(default=32.0, gt=0, description="Largest request body, MiB.")
+    generations: int = Field(
+        default=4096, ge=1, description="Concurrent generations; beyond it the answer is 429."
+    )
+
+
+class Log(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="`auto`: console on a terminal, else JSON lines."
+    )
+
+
+class Settings(BaseSettings):
+    """Built once, passed down; nothing reads the environment later."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="RELAYGEN_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port; 0 takes a free one.")
+    policies: Path = Field(default=Path("policies/"), description="Folder of policy files.")
+    policy_files: tuple[Path, ...] = Field(
+        default=(), description="Single policy files; if given, the folder is not read."
+    )
+    api_keys: tuple[SecretStr, ...] = Field(
+        default=(), description="Bearer tokens that clients may use; empty: no authentication."
+    )
+    backends: dict[str, Backend] = Field(
+        default_factory=lambda: {
+            "large": Backend(urls=("http://127.0.0.1:8001/v1",)),
+            "small": Backend(urls=("http://127.0.0.1:8002/v1",)),
+        },
+        description="Engines by the name that policies use.",
+    )
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    log: Log = Log()
+    workers: int = Field(default=1, ge=1, description="Processes that share the port.")
+
+
+def load_settings(flags: dict[str, Any], config: Path | None) -> Settings:
+    """Settings from the three sources. SettingsError names what is wrong and where."""
+    if config is not None and not config.is_file():
+        raise SettingsError(f"--config: {config} is not a file; give the path of a gateway.yaml")
+
+    class _FromFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = YamlConfigSettingsSource(settings_cls, yaml_file=config)
+            return init_settings, env_settings, file
+
+    try:
+        return _FromFile(**flags)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_said(e) for e in error.errors())) from None
+    except (yaml.YAMLError, EnvironmentSettingsError) as error:
+        raise SettingsError(f"settings: {error}") from None
+
+
+def _said(error: ErrorDetails) -> str:
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"settings: {field}: unknown key; see docs/settings.md"
+    got = "" if "api_key" in field else f", got {error['input']!r}"
+    return f"settings: {field}: {error['msg']}{got}"

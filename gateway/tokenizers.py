@@ -1,0 +1,67 @@
+"""Prompts by a local tokenizer (`transformers`), for engines whose own can't be used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from gateway.engines.base import Prompt, Tokenization
+from gateway.errors import RequestError, UpstreamError
+
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
+
+
+class LocalTokenizer(Tokenization):
+    """A Hugging Face tokenizer by hub id or folder. Loading takes seconds: once, on first use."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
+        return await asyncio.to_thread(self._render, request)
+
+    async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
+        tokenizer = await self._tokenizer()
+        return tuple(tokenizer.encode(text, add_special_tokens=special))
+
+    async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
+        tokenizer = await self._tokenizer()
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    async def _tokenizer(self) -> Any:
+        return await asyncio.to_thread(_load, self.name)
+
+    def _render(self, request: Mapping[str, Any]) -> Prompt:
+        from jinja2 import TemplateError
+
+        tokenizer = _load(self.name)
+        fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
+        fields.setdefault("add_generation_prompt", True)
+        kwargs = request.get("chat_template_kwargs") or {}
+        try:
+            text = tokenizer.apply_chat_template(
+                request["messages"], tokenize=False, **fields, **kwargs
+            )
+        except (ValueError, TypeError, KeyError, TemplateError) as error:
+            raise RequestError(
+                f"The chat template of {self.name} can't render these messages: {error}",
+                param="messages",
+            ) from error
+        # The template has written what special tokens it wants.
+        return Prompt(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
+
+
+@lru_cache(maxsize=16)
+def _load(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UpstreamError(
+            f"The tokenizer {name!r} can't be loaded: {error}; give a folder or a hub id in the "
+            "policy's `tokenizer`, or `auto` for the engine's own"
+        ) from error

@@ -1,0 +1,170 @@
+"""HTTP to one engine: pooled connections, one retry on a dead one, errors mapped in one place."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import ClientResponse, ClientSession, TraceConfig
+
+from gateway.errors import RequestError, UnreachableError, UpstreamError
+from gateway.settings import Timeouts
+
+# uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
+KEEPALIVE_S = 4.0
+_MAX_ERROR_BYTES = 64 * 1024
+
+
+def client_session(timeouts: Timeouts) -> ClientSession:
+    """The one HTTP client of the process. Cookies, proxies and compression are off."""
+    trace = TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=timeouts.connect, sock_read=timeouts.idle
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trace_configs=[trace],
+        headers={"Accept-Encoding": "identity"},
+        read_bufsize=256 * 1024,
+    )
+
+
+async def _note_reuse(session: ClientSession, context: SimpleNamespace, params: object) -> None:
+    context.trace_request_ctx["reused"] = True
+
+
+class Upstream:
+    """One engine's base URL (without /v1) and how to talk to it."""
+
+    def __init__(self, session: ClientSession, url: str, api_key: str | None = None) -> None:
+        self._session = session
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def get(self, path: str) -> Any:
+        """The JSON answer of a GET."""
+        return await self._json("GET", path, None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer of a POST."""
+        return await self._json("POST", path, orjson.dumps(body))
+
+    async def _json(self, method: str, path: str, data: bytes | None) -> Any:
+        async with self.request(method, path, data) as response:
+            await raise_for_error(response, self.url)
+            with _mapped(self.url):
+                content = await response.read()
+            try:
+                return orjson.loads(content)
+            except orjson.JSONDecodeError:
+                raise UpstreamError(f"{self.url}{path} answered with something not JSON") from None
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ClientResponse]:
+        """An open response, whatever its status. Leaving early closes the connection."""
+        response = await self._send(method, path, data, headers or {})
+        try:
+            yield response
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def _send(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> ClientResponse:
+        for last in (False, True):
+            context = {"reused": False}
+            with _mapped(self.url):
+                try:
+                    return await self._session.request(
+                        method,
+                        self.url + path,
+                        data=data,
+                        headers={"Content-Type": "application/json", **headers, **self._headers},
+                        trace_request_ctx=context,
+                        allow_redirects=False,
+                    )
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    # A pooled connection may be closed by its server just as we write to it.
+                    if last or not context["reused"]:
+                        raise
+        raise AssertionError("unreachable")
+
+    async def stream(self, response: ClientResponse) -> AsyncGenerator[bytes]:
+        """The body as the network brings it."""
+        with _mapped(self.url):
+            async for chunk in response.content.iter_any():
+                yield chunk
+
+
+class _mapped:
+    """Turns aiohttp's errors into ours."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+                raise UnreachableError(
+                    f"The engine at {self._url} can't be reached ({error}). Is it running?",
+                    code="engine_unreachable",
+                ) from error
+            case TimeoutError():
+                raise UpstreamError(
+                    f"The engine at {self._url} sent nothing for too long (timeouts.idle)",
+                    status=504,
+                    code="engine_timeout",
+                ) from error
+            case aiohttp.ClientError() | ssl.SSLError() | ConnectionError():
+                raise UpstreamError(
+                    f"The connection to the engine at {self._url} broke: "
+                    f"{error or type(error).__name__}",
+                    code="engine_disconnected",
+                ) from error
+
+
+async def raise_for_error(response: ClientResponse, url: str) -> None:
+    """Raises for a status of 400 and up: an engine's 4xx keeps its status and message."""
+    if response.status < 400:
+        return
+    with _mapped(url):
+        content = await response.content.read(_MAX_ERROR_BYTES)
+    error = error_of(content)
+    message = error.pop("message", None) or f"HTTP status {response.status}"
+    if response.status < 500 and response.status not in (401, 403):
+        raise RequestError(message, status=response.status, **error)
+    status = response.status if response.status == 503 else 502
+    raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+
+
+def error_of(content: bytes) -> dict[str, Any]:
+    """message, type, param and code of an engine's error, from whichever shape it has."""
+    try:
+        data = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return {"message": content[:500].decode(errors="replace")}
+    error = data.get("error", data) if isinstance(data, dict) else data
+    if not isinstance(error, dict):
+        return {"message": str(error)[:500]}
+    keys = ("message", "type", "param", "code")
+    return {key: error[key] for key in keys if error.get(key) is not None}
