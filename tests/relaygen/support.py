@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, groupby
@@ -15,7 +16,6 @@ from relaygen.events import (
     DecodeFinished,
     DecodeRequest,
     Delta,
-    Failed,
     Finished,
     Handoff,
     Output,
@@ -32,7 +32,8 @@ VOCABULARY = (
     b"  ", b"!", b"</", b"think", b">", b"1", b" x", b"END", b"EN", b"D", b"\xc3", b"\xa9",
     b" \xf0\x9f", b"\x98\x80", b"\xe6\x89\x80\xe4\xbb\xa5", b"ok. ", b"a",
 )  # fmt: skip
-EOS, CLOSE, OPEN, LINE = range(4)
+EOS, CLOSE, OPEN, LINE = 0, 1, 2, 3
+HOT = (b" Now", b"Now,", b"Thus", b" so", b".", b"?!", b"\n\n", b"ok. ")
 
 
 def bytes_of(ids: Sequence[int]) -> bytes:
@@ -86,7 +87,7 @@ class ScriptedModel:
         closes = self.closes_at is not None and len(prefix) >= self.closes_at
         if closes and VOCABULARY[CLOSE] not in prefix:
             return CLOSE
-        return self.tokens[len(prefix) % len(self.tokens)]
+        return self.tokens[zlib.crc32(prefix) % len(self.tokens)]
 
     def ids(self, prefix: bytes) -> Iterator[int]:
         """All it would write after `prefix`, up to its end of turn."""
@@ -243,23 +244,29 @@ def thinking_session(policy: Policy, limits: Limits | None = None, **options: An
     return RelaySession(policy, limits or Limits(), **{"phase": Phase.THINKING, **options})
 
 
-def last(outputs: Sequence[Output]) -> Output | Failed:
-    return outputs[-1]
-
-
 # ---- strategies ---------------------------------------------------------------------------------
 
-ids = st.integers(min_value=0, max_value=len(VOCABULARY) - 1)
 chunkings = st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any)
 
 
+# Few tokens that end a turn or close the thinking, and some that hand over in every script:
+# otherwise most generations would have one segment.
+inner = st.integers(min_value=OPEN, max_value=len(VOCABULARY) - 1)
+hot = st.permutations([VOCABULARY.index(token) for token in HOT])
+
+
 @st.composite
-def models(draw: st.DrawFn, *, may_end: bool = True) -> ScriptedModel:
+def models(draw: st.DrawFn) -> ScriptedModel:
+    script = [
+        *draw(hot)[: draw(st.sampled_from([4, 4, 8, 1, 0]))],
+        *draw(st.lists(inner, max_size=9)),
+    ]
+    script += draw(st.sampled_from([(), (), (), (EOS,), (CLOSE,)]))
     return ScriptedModel(
-        tokens=tuple(draw(st.lists(ids if may_end else ids.filter(bool), min_size=1, max_size=14))),
+        tokens=tuple(draw(st.permutations(script or [LINE]))),
         opening=draw(st.sampled_from([None, OPEN, LINE])),
-        closes_at=draw(st.none() | st.integers(0, 70)),
-        ends_at=draw(st.integers(0, 110)),
+        closes_at=draw(st.sampled_from([None, *range(0, 120, 8)])),
+        ends_at=draw(st.sampled_from([*range(80, 160, 5), 0, 1, 9, 30])),
     )
 
 
@@ -275,16 +282,18 @@ def pairs(draw: st.DrawFn, *, with_ids: bool | None = None) -> Pair:
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
-    words = st.sampled_from(["Now", "Thus", "Therefore", "Other", "know", "There", "所以", "so"])
-    matches = st.sampled_from(["word", "word", "substring"])
+def policies(draw: st.DrawFn, *, whole_tokens: bool = False) -> Policy:
+    """Any policy; with `whole_tokens`, one that never cuts inside a token."""
+    cues = ["Now", "Thus", "so", "Therefore", "Other", "know", "There", "所以"]
+    words = draw(st.permutations(cues))[: draw(st.sampled_from([8, 8, 8, 3, 1, 0]))]
+    matches = st.sampled_from(["word", "word"] if whole_tokens else ["word", "word", "substring"])
     return make_policy(
-        *draw(st.lists(words, max_size=5, unique=True)),
+        *words,
         match=draw(matches),
         boundary=draw(matches).replace("word", "sentence"),
         answer=draw(st.sampled_from(["small", "large"])),
         plain=draw(st.sampled_from(["large", "relay"])),
-        min_large_tokens=draw(st.integers(0, 4)),
+        min_large_tokens=draw(st.sampled_from([0, 0, 1, 3])),
         max_small_tokens=draw(st.integers(1, 8)),
         stops=draw(st.sampled_from(["answer", "all"])),
     )
@@ -293,7 +302,7 @@ def policies(draw: st.DrawFn) -> Policy:
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     return Limits(
-        max_tokens=draw(st.none() | st.integers(1, 60)),
+        max_tokens=draw(st.none() | st.integers(1, 90)),
         min_tokens=draw(st.none() | st.integers(0, 30)),
         seed=draw(st.none() | st.integers(0, 1000)),
     )
@@ -302,10 +311,9 @@ def limits(draw: st.DrawFn) -> Limits:
 @st.composite
 def session_options(draw: st.DrawFn) -> dict[str, Any]:
     """How a generation starts; thinking, mostly, as that is what is relayed."""
-    thinking = st.just(Phase.THINKING)
     return {
         "handoff": draw(st.sampled_from(["tokens", "text"])),
-        "phase": draw(thinking | thinking | st.sampled_from(list(Phase))),
-        "solo": draw(st.sampled_from([None, None, None, Role.LARGE, Role.SMALL])),
+        "phase": draw(st.sampled_from([*[Phase.THINKING] * 6, *Phase])),
+        "solo": draw(st.sampled_from([*[None] * 8, Role.LARGE, Role.SMALL])),
         "close_ids": draw(st.sampled_from([(), (LINE, CLOSE)])),
     }

@@ -153,11 +153,10 @@ def test_a_prefix_of_ids_decodes_to_the_text(generation: Generation) -> None:
             assert text_of(request.prefix) == run.session.text[:start]
 
 
-@given(policies(), pairs(with_ids=True), limits(), session_options())
+@given(policies(whole_tokens=True), pairs(with_ids=True), limits(), session_options())
 def test_ids_known_and_cut_between_tokens_stay_ids(
     policy: Policy, pair: Pair, asked: Limits, options: dict[str, Any]
 ) -> None:
-    assume(policy.cues.match == "word" and policy.boundary.match == "sentence")
     options |= {"handoff": "tokens", "close_ids": (3, 1)}
     run = drive(RelaySession(policy, asked, **options), pair)
     assert all(isinstance(request.prefix, tuple) for request in run.requests)
@@ -350,4 +349,4 @@ def test_the_scripted_pair_does_relay() -> None:
     small = ScriptedModel((28, 14, 16, 38), closes_at=80)
     session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
     run = drive(session, Pair(large, small))
-    assert len(run.handoffs) == 3
+    assert len(run.handoffs) > 3
