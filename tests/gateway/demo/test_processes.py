@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from gateway.demo import processes
-from gateway.demo.paths import bundled_model
+from gateway.demo.paths import bundled_model, bundled_policy
 from gateway.demo.processes import StartError, child, llamacpp_engine, port_is_taken, tiny_pair
 
 _SMALL = str(bundled_model("small"))
@@ -184,10 +184,20 @@ async def test_a_child_that_is_not_ready_in_time_is_told(monkeypatch: pytest.Mon
             pass
 
 
-async def test_a_gateway_that_cannot_start_shows_its_last_lines(tmp_path: Path) -> None:
+async def test_a_gateway_that_is_never_ready_shows_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_START_S", 5.0)
     missing = tmp_path / "missing.yaml"
-    with pytest.raises(StartError, match=r"(?s)the gateway ended with status [12].*missing.yaml"):
+    with pytest.raises(StartError, match=r"(?s)the gateway .*missing.yaml"):
         async with processes.gateway(missing, "http://127.0.0.1:1", "http://127.0.0.1:2"):
+            pass
+
+
+async def test_a_gateway_that_ends_at_once_shows_its_last_lines() -> None:
+    policy = bundled_policy("tiny-pair")
+    with pytest.raises(StartError, match=r"(?s)the gateway ended with status 2.*--no-such-flag"):
+        async with processes.gateway(policy, "http://x", "http://y", flags=["--no-such-flag"]):
             pass
 
 
