@@ -30,9 +30,7 @@ def _holds(result: Seam, capsys: pytest.CaptureFixture[str], engines: str) -> No
     assert result.worst < NEAR_TIE
 
 
-async def test_llamacpp_and_llamacpp(
-    seam_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_llamacpp_and_llamacpp(seam_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with llamacpp_engine("large") as large, llamacpp_engine("large") as small:
         _holds(await _seam(large, small, seam_policy), capsys, "llama.cpp + llama.cpp")
 

@@ -1,0 +1,41 @@
+# make demo | test | check | serve | test-vllm | setup | clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test check serve test-vllm setup docs clean
+
+demo: setup  ## see it work: two real engines, two tiny models, the gateway
+	$(BIN)/relaygen demo $(ARGS)
+
+test: setup  ## everything but vLLM, on real llama.cpp engines
+	$(BIN)/pytest $(ARGS)
+
+check: setup  ## format, lint, types, import rule, the core's tests at full branch coverage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/relaygen --cov --cov-report=term-missing
+
+serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
+	$(BIN)/relaygen serve $(ARGS)
+
+test-vllm: setup  ## the seam and the relay on real vLLM servers (CPU build, about 4 GB to install)
+	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
+	$(BIN)/pytest -m vllm -s tests/integration $(ARGS)
+
+setup: $(VENV)/.installed  ## the virtual environment with the project, its demo and its tests
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and 'Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.x' % v[:2])"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,test]'
+	touch $@
+
+docs: setup  ## writes the generated parts of docs/
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
