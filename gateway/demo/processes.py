@@ -40,6 +40,7 @@ class Child:
         self.name = name
         self.process = process
         self.log: deque[str] = deque(maxlen=_LOG_LINES)
+        self.status = ""
         self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The address that the child announced on a line `ready URL`."""
 
@@ -58,7 +59,8 @@ class Child:
                 self.log.append(line)
 
     def failure(self, what: str) -> StartError:
-        lines = "\n".join(f"  {line}" for line in self.log) or "  (it wrote nothing)"
+        told = [*self.log, self.status] if self.status else self.log
+        lines = "\n".join(f"  {line}" for line in told) or "  (it wrote nothing)"
         return StartError(f"{self.name} {what}; its last lines:\n{lines}")
 
 
@@ -170,14 +172,14 @@ async def gateway(
 
 
 async def _ready(server: Child, url: str) -> str:
-    """`url`, once its `/readyz` answers 200; keeps the other answers in the child's log."""
+    """`url`, once its `/readyz` answers 200; the last other answer is the child's `status`."""
     async with aiohttp.ClientSession() as session:
         while True:
             with suppress(aiohttp.ClientConnectionError):
                 async with session.get(f"{url}/readyz") as response:
                     if response.status == 200:
                         return url
-                    server.log.append(f"/readyz: {response.status} {await response.text()}")
+                    server.status = f"/readyz: {response.status} {await response.text()}"
             await asyncio.sleep(_POLL_S)
 
 

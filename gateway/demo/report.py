@@ -7,19 +7,20 @@ from rich.table import Table
 from gateway.demo.result import Comparison, Mode, ModeResult
 
 COLUMNS = (
-    "", "right", "tokens, large", "tokens, small", "small share", "handoffs", "wall time",
-    "ms a token", "first token",
+    "", "right", "large tokens", "small tokens", "small share", "handoffs", "wall s", "ms a token",
+    "first token ms",
 )  # fmt: skip
-STYLES = {Mode.LARGE: "magenta", Mode.SMALL: "green", Mode.RELAY: "bold"}
+STYLES = {Mode.LARGE: "cyan", Mode.SMALL: "yellow", Mode.RELAY: "bold"}
 _NAMES = {Mode.LARGE: "large alone", Mode.SMALL: "small alone", Mode.RELAY: "relay"}
 
 
 def table(found: Comparison) -> Table:
     """The comparison for a terminal."""
     title = f"{found.relay.problems} problems (seed {found.seed}), one at a time"
-    drawn = Table(title=title, title_justify="left")
+    drawn = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in COLUMNS:
-        drawn.add_column(column, justify="right" if column else "left")
+        header = column.replace(" ", "\n")
+        drawn.add_column(header, justify="right" if column else "left", no_wrap=True)
     for result in found.modes:
         drawn.add_row(*_cells(result), style=STYLES[result.mode])
     return drawn
@@ -59,7 +60,7 @@ def _cells(result: ModeResult) -> tuple[str, ...]:
         str(result.small_tokens),
         f"{result.small_share:.0%}",
         str(result.handoffs),
-        f"{result.wall_s:.2f} s",
+        f"{result.wall_s:.2f}",
         f"{result.ms_per_token:.2f}",
-        f"{1000 * result.first_token_s:.1f} ms",
+        f"{1000 * result.first_token_s:.1f}",
     )

@@ -115,7 +115,7 @@ class _Writer:
 
     def write(self, fragment: Fragment) -> None:
         last, self._last = self._last, fragment
-        text = fragment.text
+        text = fragment.text if last else fragment.text.lstrip()
         if last and last.reasoning and not fragment.reasoning:
             self._print("\n" if self._coloured else "\n---\n", "")
             text = text.lstrip()
