@@ -113,7 +113,8 @@ class ReplicaSet:
         self.name = name
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self.replicas = [
-            Replica(Upstream(session, url, key), settings.engine) for url in settings.urls
+            Replica(Upstream(session, url.removesuffix("/v1"), key), settings.engine)
+            for url in settings.urls
         ]
 
     async def choose(self) -> tuple[Engine, EngineInfo]:

@@ -34,7 +34,7 @@ def _base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no http(s) URL; write it like http://127.0.0.1:8001/v1")
-    return url.rstrip("/").removesuffix("/v1")
+    return url.rstrip("/")
 
 
 def _listed(value: object) -> object:
