@@ -34,13 +34,12 @@ def replay(policy: Policy, text: str) -> Iterator[Segment]:
     phase = Phase.UNDECIDED if opened else Phase.THINKING
     session = RelaySession(policy, phase=phase, move_blanks=False)
     start, role = 0, Role.LARGE
-    while session.next_decode() is not None:
+    while not session.decoding:  # it stays open where the text is used up
+        session.next_decode()
         for handoff in _decode(session, text, len(session.text)):
             end = len(session.text)
             yield Segment(role, text[start:end], handoff.text or handoff.trigger.value)
             start, role = end, handoff.target
-        if session.decoding:
-            break
     if start < len(text):
         yield Segment(role, text[start:], None)
 

@@ -41,8 +41,8 @@ def bytes_of(ids: Sequence[int]) -> bytes:
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """The text of token ids, but for a last character that is incomplete."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes_of(ids))
+    """The text of token ids, as a tokenizer decodes them."""
+    return bytes_of(ids).decode("utf-8", "replace")
 
 
 def make_policy(
@@ -114,17 +114,8 @@ class Pair:
         if request.max_tokens is not None and request.max_tokens <= len(ids):
             ids, reason = ids[: request.max_tokens], "length"
         tokens = len(ids) + (reason == "stop")
-        pieces = list(self._grouped(list(self._pieces(ids))))
+        pieces = list(self._grouped(list(told(ids, with_ids=self.with_ids))))
         return pieces, DecodeFinished(reason, tokens if self.tells_tokens else None)
-
-    def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
-        """One piece a token; no text, as in vLLM, while the last character is incomplete."""
-        decoder, waiting = codecs.getincrementaldecoder("utf-8")("replace"), ""
-        for token in ids:
-            waiting += decoder.decode(VOCABULARY[token])
-            complete = not decoder.getstate()[0]
-            yield Piece(waiting if complete else "", (token,) if self.with_ids else ())
-            waiting = "" if complete else waiting
 
     def _grouped(self, pieces: list[Piece]) -> Iterator[Piece]:
         sizes = cycle(self.grouping)
@@ -133,6 +124,16 @@ class Pair:
             group, pieces = pieces[:size], pieces[size:]
             text = "".join(piece.text for piece in group)
             yield Piece(text, tuple(i for piece in group for i in piece.ids), len(group))
+
+
+def told(ids: Sequence[int], *, with_ids: bool = True) -> Iterator[Piece]:
+    """One piece a token; no text, as in vLLM, while the last character is incomplete."""
+    decoder, waiting = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for token in ids:
+        waiting += decoder.decode(VOCABULARY[token])
+        complete = not decoder.getstate()[0]
+        yield Piece(waiting if complete else "", (token,) if with_ids else ())
+        waiting = "" if complete else waiting
 
 
 # ---- a driver -----------------------------------------------------------------------------------
@@ -200,14 +201,14 @@ def drive(session: RelaySession, pair: Pair, chunks: Sequence[int] = (1,)) -> Ru
         run.starts.append(len(session.text))
         run.kept.append(session.usage.completion_tokens)
         pieces, finished = pair.decode(request)
-        told = sum(piece.tokens for piece in pieces)
+        count = sum(piece.tokens for piece in pieces)
         while pieces and session.decoding:
             size = next(sizes)
             chunk, pieces = pieces[:size], pieces[size:]
             run.fed += sum(piece.tokens for piece in chunk)
             run.outputs += session.receive(DecodeChunk(tuple(chunk)))
         if session.decoding:
-            run.fed += (finished.tokens or told) - told
+            run.fed += (finished.tokens or count) - count
             run.outputs += session.receive(finished)
     return run
 

@@ -39,6 +39,7 @@ from tests.relaygen.support import (
     policies,
     session_options,
     text_of,
+    told,
 )
 
 generations = st.tuples(policies(), pairs(), limits(), session_options())
@@ -197,7 +198,7 @@ def test_without_cues_and_with_the_large_answer_it_is_the_large_models_own_text(
     chunks: list[int],
 ) -> None:
     own = list(large.ids(b""))
-    text = text_of(own)
+    text = "".join(piece.text for piece in told(own))
     thinks = options["phase"] is Phase.THINKING or text.lstrip().startswith("<think>")
     assume(not thinks or "</think>" in text)
     options |= {"solo": None}
@@ -330,8 +331,8 @@ def test_every_state_is_reached_by_a_row_of_the_table(generation: Generation, le
     states = [session.state]
     while (request := session.next_decode()) is not None:
         states.append(session.state)
-        told, finished = pair.decode(request)
-        for event in [*(DecodeChunk((piece,)) for piece in told), finished]:
+        pieces, finished = pair.decode(request)
+        for event in [*(DecodeChunk((piece,)) for piece in pieces), finished]:
             if session.decoding:
                 session.receive(event)
                 states.append(session.state)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from openai import APIStatusError
 
+from gateway.demo.__main__ import main
 from gateway.demo.ask import Fragment, Target, ask
 from gateway.demo.compare import Plan, compare, walk
 from gateway.demo.problems import problems
@@ -175,3 +178,24 @@ async def test_a_servers_refusal_is_raised(servers: tuple[_Server, _Server, _Ser
     async with target.client() as client:
         with pytest.raises(APIStatusError, match="no such model"):
             await ask(client, target, "q")
+
+
+async def test_the_command_compares_running_servers(
+    servers: tuple[_Server, _Server, _Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, small, relay = servers
+    file = tmp_path / "found.json"
+    flags = ["--large", large.url, "l", "--small", small.url, "s", "--relay", relay.url, "p"]
+    flags += ["--problems", "3", "--seed", "9", "--markdown", "--json", str(file)]
+    assert await asyncio.to_thread(main, flags) == 0
+    assert "| relay | 3/3 |" in capsys.readouterr().out
+    assert json.loads(file.read_text())["modes"]["small"]["right"] == 0
+
+
+async def test_the_command_tells_a_servers_refusal(
+    servers: tuple[_Server, _Server, _Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = servers[0].url
+    flags = ["--large", url, "none", "--small", url, "s", "--relay", url, "p", "--seed", "9"]
+    assert await asyncio.to_thread(main, flags) == 1
+    assert "no such model" in capsys.readouterr().err

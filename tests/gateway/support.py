@@ -1,0 +1,156 @@
+"""The gateway in this process on a real socket, a pair of fake engines, and an OpenAI client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from gateway.app import build_app
+from gateway.settings import Settings, load_settings
+from tests.gateway.fakes import FakeEngine
+
+POLICY = "pair"
+USER = [{"role": "user", "content": "How many?"}]
+WAIT_S = 5.0
+GONE_S = 1.0
+"""How soon a client's leaving must have reached the engines."""
+
+
+def policy_of(large: FakeEngine, small: FakeEngine, **changes: Any) -> dict[str, Any]:
+    """A policy for two fakes, cutting as early as can be."""
+    return {
+        "version": 1,
+        "name": POLICY,
+        "large": {"backend": "large", "model": large.model},
+        "small": {"backend": "small", "model": small.model},
+        "cues": {"words": ["Now", "Thus"]},
+        "min_large_tokens": 0,
+        **changes,
+    }
+
+
+def settings_of(**given: Any) -> Settings:
+    return load_settings({"port": 0, **given}, None)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running gateway."""
+
+    url: str
+    client: AsyncOpenAI
+    app: web.Application
+
+
+@asynccontextmanager
+async def gateway(settings: Settings, api_key: str = "any") -> AsyncIterator[Served]:
+    """As gateway/server.py runs it."""
+    app = build_app(settings)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0) as client:
+            yield Served(url, client, app)
+    finally:
+        await runner.cleanup()
+
+
+class Stage:
+    """Starts engines and gateways, and stops them when the test ends."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+
+    async def engine(self, engine: FakeEngine) -> FakeEngine:
+        await engine.start()
+        self._stack.push_async_callback(engine.stop)
+        return engine
+
+    async def gateway(
+        self, settings: Mapping[str, Any], *policies: Mapping[str, Any], api_key: str = "any"
+    ) -> Served:
+        files = [self.write(f"policy{i}.yaml", policy) for i, policy in enumerate(policies)]
+        given = {"policies": self.folder, **({"policy_files": files} if files else {}), **settings}
+        return await self._stack.enter_async_context(gateway(settings_of(**given), api_key))
+
+    async def pair(
+        self, large: FakeEngine, small: FakeEngine, settings: Mapping[str, Any] = {}, **policy: Any
+    ) -> Served:
+        """Two engines, their policy and the gateway before them."""
+        await self.engine(large)
+        await self.engine(small)
+        given = {"backends": backends_of(large, small), **settings}
+        return await self.gateway(given, policy_of(large, small, **policy))
+
+    def write(self, name: str, content: Mapping[str, Any] | str) -> Path:
+        path = self.folder / name
+        text = content if isinstance(content, str) else yaml.safe_dump(dict(content))
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+def backends_of(large: FakeEngine, small: FakeEngine) -> dict[str, Any]:
+    return {"large": {"urls": [large.url]}, "small": {"urls": [small.url]}}
+
+
+async def within(seconds: float, awaitable: Any) -> Any:
+    return await asyncio.wait_for(awaitable, seconds)
+
+
+# ---- what clients see -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """All chunks of a streamed chat reply, as dicts with every field the gateway sent."""
+
+    chunks: Sequence[dict[str, Any]]
+
+    def text(self, field: str) -> str:
+        return "".join(delta.get(field) or "" for delta in self.deltas)
+
+    @property
+    def deltas(self) -> list[dict[str, Any]]:
+        return [c["choices"][0]["delta"] for c in self.chunks if c["choices"]]
+
+    @property
+    def finishes(self) -> list[str]:
+        reasons = [c["choices"][0]["finish_reason"] for c in self.chunks if c["choices"]]
+        return [reason for reason in reasons if reason]
+
+    @property
+    def usages(self) -> list[dict[str, Any]]:
+        return [c["usage"] for c in self.chunks if c.get("usage")]
+
+
+async def stream(served: Served, **request: Any) -> Streamed:
+    """A streamed chat through the OpenAI SDK."""
+    given = {"model": POLICY, "messages": USER, **request}
+    chunks = await served.client.chat.completions.create(stream=True, **given)
+    return Streamed([chunk.to_dict(mode="json") async for chunk in chunks])
+
+
+async def ask(served: Served, **request: Any) -> dict[str, Any]:
+    """A chat in one piece through the OpenAI SDK."""
+    given = {"model": POLICY, "messages": USER, **request}
+    reply = await served.client.chat.completions.create(**given)
+    return reply.to_dict(mode="json")
+
+
+def events(wire: bytes) -> list[Any]:
+    """The data of an event stream; JSON but for [DONE]."""
+    data = [part.removeprefix(b"data: ") for part in wire.split(b"\n\n") if part]
+    return [d.decode() if d == b"[DONE]" else json.loads(d) for d in data]
