@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 docs: setup  ## writes the generated parts of docs/
-	$(BIN)/python -m docs.generate
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -37,7 +37,8 @@ def _write(page: Path) -> bool:
     new = old
     for name, content in _PARTS.items():
         pattern = rf"(<!-- {name}: generated -->\n).*?(<!-- end {name} -->)"
-        new = re.sub(pattern, lambda m: m[1] + content() + m[2], new, flags=re.DOTALL)
+        text = content()
+        new = re.sub(pattern, lambda m, text=text: m[1] + text + m[2], new, flags=re.DOTALL)
     if new == old:
         return True
     if "--check" in sys.argv:

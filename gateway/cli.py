@@ -22,7 +22,7 @@ _Command = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status (1: the user's input is wrong, 2: usage)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser, commands = _parser()
+    parser, commands = _parser(demo=arguments[:1] == ["demo"])
     options = parser.parse_args(arguments)
     options.argv = arguments
     try:
@@ -36,14 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
+def _parser(*, demo: bool) -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     parser = argparse.ArgumentParser(
         prog="relaygen", description="One generation, two models: a streaming LLM gateway."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _serve_arguments(commands.add_parser("serve", help="run the gateway"))
-    demo = commands.add_parser("demo", help="see it work on two tiny models, on this machine")
-    _demo_arguments(demo)
+    show = commands.add_parser("demo", help="see it work on two tiny models, on this machine")
+    if demo:  # its imports take longer than all of `serve`
+        _demo_arguments(show)
     policy = commands.add_parser("policy", help="check policies, print their schema")
     actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")

@@ -104,3 +104,4 @@ class Gateway:
 GATEWAY = web.AppKey("gateway", Gateway)
 REQUEST_ID = web.RequestKey("request_id", str)
 ANSWERED = web.RequestKey("answered", bool)
+MODE = web.RequestKey("mode", str)

@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from gateway import openai_api, sse
-from gateway.context import GATEWAY, Gateway
+from gateway.context import GATEWAY, MODE, Gateway
 from gateway.errors import GatewayError, UpstreamError, model_not_found
 from gateway.generation import Generation, prepare
 from gateway.openai_api import Ask
@@ -31,8 +31,6 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_RELAY = {"x-relaygen-mode": "relay"}
-_PASSTHROUGH = {"x-relaygen-mode": "passthrough"}
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -53,16 +51,18 @@ async def _complete(request: web.Request, *, chat: bool) -> web.StreamResponse:
         if policy := gateway.policies.by_name.get(name):
             ask = openai_api.parse_chat(body) if chat else openai_api.parse_completion(body)
             if ask.whole is None:
+                request[MODE] = "relay"
                 return await _relayed(request, policy, ask)
+            request[MODE] = "passthrough"
             log.info("passed through", policy=name, reason=ask.whole)
             spec = policy.large
             engine, _ = await gateway.backend(spec.backend, policy.name).choose()
             data = for_model(body, spec.model, {**policy.sampling, **spec.sampling})
-            return await pass_through(request, engine.upstream, path, data, _PASSTHROUGH)
+            return await pass_through(request, engine.upstream, path, data)
         for backend in gateway.backends.values():
             if replica := backend.models().get(name):
-                upstream = replica.upstream
-                return await pass_through(request, upstream, path, content, _PASSTHROUGH)
+                request[MODE] = "passthrough"
+                return await pass_through(request, replica.upstream, path, content)
     raise model_not_found(name, gateway.served_names())
 
 
@@ -106,7 +106,7 @@ async def _stream(
     batches: AsyncGenerator[list[Output]],
 ) -> tuple[str, web.StreamResponse]:
     outputs = await anext(batches)  # what fails before this is an HTTP error
-    response = web.StreamResponse(headers={**STREAM_HEADERS, **_RELAY})
+    response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     head = reply.role_event() if ask.chat else b""
     while True:
@@ -140,9 +140,7 @@ async def _collect(
         match outputs[-1]:
             case Finished(reason, usage):
                 content = reply.response(deltas, reason, generation.usage(usage))
-                return reason, web.Response(
-                    body=content, content_type="application/json", headers=_RELAY
-                )
+                return reason, web.Response(body=content, content_type="application/json")
             case Failed(message):
                 raise UpstreamError(message, code="generation_failed")
     raise AssertionError("a session ends with Finished or Failed")

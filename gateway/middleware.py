@@ -8,7 +8,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.context import ANSWERED, GATEWAY, REQUEST_ID
+from gateway.context import ANSWERED, GATEWAY, MODE, REQUEST_ID
 from gateway.errors import GatewayError, RequestError
 
 log = structlog.get_logger()
@@ -46,8 +46,10 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    """Every response says which request it answers."""
+    """Every response says which request it answers, and how a completion was served."""
     request[ANSWERED] = True
+    if MODE in request:
+        response.headers["x-relaygen-mode"] = request[MODE]
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
 

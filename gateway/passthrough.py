@@ -38,11 +38,11 @@ _HOP_BY_HOP = frozenset(
 
 
 async def pass_through(
-    request: web.Request, upstream: Upstream, path: str, data: bytes, headers: Mapping[str, str]
+    request: web.Request, upstream: Upstream, path: str, data: bytes
 ) -> web.StreamResponse:
     """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
     async with upstream.request("POST", path, data) as answer:
-        response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer, headers))
+        response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
             response.content_length = answer.content_length
         await response.prepare(request)
@@ -76,11 +76,9 @@ def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) 
     return orjson.dumps({**sampling, **ours, "model": model})
 
 
-def _kept_headers(answer: ClientResponse, ours: Mapping[str, str]) -> CIMultiDict[str]:
-    kept = CIMultiDict(
+def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
+    return CIMultiDict(
         (name, value)
         for name, value in answer.headers.items()
         if name.lower() not in _HOP_BY_HOP and not name.lower().startswith("access-control-")
     )
-    kept.update(ours)
-    return kept

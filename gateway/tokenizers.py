@@ -19,6 +19,7 @@ class LocalTokenizer(Tokenization):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self._vocabulary: str | None = None
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
         return await asyncio.to_thread(self._render, request)
@@ -30,6 +31,11 @@ class LocalTokenizer(Tokenization):
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         tokenizer = await self._tokenizer()
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    async def vocabulary(self, model: str) -> str:
+        if self._vocabulary is None:
+            self._vocabulary = await super().vocabulary(model)
+        return self._vocabulary
 
     async def _tokenizer(self) -> Any:
         return await asyncio.to_thread(_load, self.name)

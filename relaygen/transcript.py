@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from relaygen.events import Delta, DeltaKind, Piece, Role
@@ -47,16 +48,17 @@ class Transcript:
         self._release()
 
     def take(self) -> list[Delta]:
-        """The deltas since the last call. The pieces ride on the last of them."""
+        """The deltas since the last call. The pieces ride on the last that is no tag."""
         deltas = [
             Delta(role, segment, kind, "".join(texts))
             for (role, segment), kind, texts in self._runs
         ]
         self._runs = []
-        if deltas and self._pieces:
-            last = deltas[-1]
-            deltas[-1] = Delta(last.role, last.segment, last.kind, last.text, tuple(self._pieces))
-            self._pieces = []
+        for i, delta in reversed(list(enumerate(deltas))):
+            if delta.kind is not DeltaKind.TAG:
+                deltas[i] = replace(delta, pieces=tuple(self._pieces))
+                self._pieces = []
+                break
         return deltas
 
     def _pass_on(self, parts: list[Part]) -> None:

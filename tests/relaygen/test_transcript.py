@@ -102,12 +102,22 @@ def test_flush_lets_go_of_what_was_held_back() -> None:
     assert taken(t) == [("small", 3, "answer", "EN")]
 
 
-def test_pieces_ride_on_the_last_delta() -> None:
+def test_pieces_ride_on_the_last_delta_that_a_client_surely_sees() -> None:
     t = transcript()
     pieces = [Piece("a", (1,)), Piece("</think>", (2,))]
     t.push(LARGE, 0, "a</think>", pieces)
-    first, last = t.take()
-    assert (first.pieces, last.pieces) == ((), tuple(pieces))
+    text, tag = t.take()
+    assert (text.pieces, tag.pieces) == (tuple(pieces), ())
+
+
+def test_pieces_of_a_tag_wait_for_text() -> None:
+    t = transcript()
+    t.push(LARGE, 0, "</think>", [Piece("</think>", (1,))])
+    [tag] = t.take()
+    assert tag.pieces == ()
+    t.push(SMALL, 1, "b", [Piece("b", (2,))])
+    [text] = t.take()
+    assert [piece.ids for piece in text.pieces] == [(1,), (2,)]
 
 
 def test_pieces_wait_for_the_text_that_was_held_back() -> None:
