@@ -25,7 +25,7 @@ GONE_S = 1.0
 """How soon a client's leaving must have reached the engines."""
 
 
-def policy_of(large: FakeEngine, small: FakeEngine, **changes: Any) -> dict[str, Any]:
+def policy_of(large: FakeEngine, small: FakeEngine, /, **changes: Any) -> dict[str, Any]:
     """A policy for two fakes, cutting as early as can be."""
     return {
         "version": 1,
@@ -87,7 +87,12 @@ class Stage:
         return await self._stack.enter_async_context(gateway(settings_of(**given), api_key))
 
     async def pair(
-        self, large: FakeEngine, small: FakeEngine, settings: Mapping[str, Any] = {}, **policy: Any
+        self,
+        large: FakeEngine,
+        small: FakeEngine,
+        settings: Mapping[str, Any] = {},
+        /,
+        **policy: Any,
     ) -> Served:
         """Two engines, their policy and the gateway before them."""
         await self.engine(large)

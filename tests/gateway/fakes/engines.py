@@ -16,6 +16,7 @@ from tests.gateway.fakes.tokens import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+_OK = writes("ok")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FakeEngine(FakeServer):
 
     def __init__(
         self,
-        script: Script = writes("ok"),
+        script: Script = _OK,
         *,
         model: str = "model",
         tokenizer: Tokenizer | None = None,
