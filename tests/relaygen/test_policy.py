@@ -231,7 +231,7 @@ def test_ids_can_not_follow_cuts_inside_tokens(changes: dict[str, Any]) -> None:
         ("name: !!bool maybe", "(file)", "not what it looks like"),
         ("name: !!timestamp x", "(file)", "not what it looks like"),
         ("name: 1" + ":0" * 200 + ".5", "(file)", "not what it looks like"),
-        ("[" * 5000, "(file)", "nested too deeply"),
+        ("[" * 600, "(file)", "nested too deeply"),
         ("", "(file)", "expected a mapping of keys, got NoneType"),
         ("- a", "(file)", "expected a mapping of keys, got list"),
     ],
