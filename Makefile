@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check serve test-vllm setup docs clean
+.PHONY: demo test check serve test-vllm bench-vllm setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -25,6 +25,10 @@ serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 
 test-vllm: setup  ## the seam and the relay on real vLLM servers (CPU build, about 4 GB to install)
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
 	$(BIN)/pytest -m vllm -s tests/integration $(ARGS)
+
+bench-vllm: setup  ## large, small and relay on two real vLLM servers, in one run
+	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
+	$(BIN)/python benchmarks/relay_on_vllm.py $(ARGS)
 
 setup: $(VENV)/.installed  ## the virtual environment with the project, its demo and its tests
 
