@@ -64,11 +64,11 @@ class ApiKeys:
         """Raises RequestError (401) for a token that is none of ours, in constant time."""
         if not self._keys:
             return
-        token = authorization.removeprefix("Bearer ").encode()
+        scheme, _, token = authorization.partition(" ")
         known = 0
         for key in self._keys:  # all of them, whichever fits
-            known |= hmac.compare_digest(token, key)
-        if not known:
+            known |= hmac.compare_digest(token.encode(errors="surrogateescape"), key)
+        if not known or scheme.lower() != "bearer":
             raise RequestError(
                 "Missing or wrong API key; send `Authorization: Bearer KEY`",
                 status=401,

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from gateway import sse
 from gateway.errors import UpstreamError
-from gateway.upstream import Upstream
+from gateway.upstream import REFUSED_KEY, Upstream, raise_for_error
 
 log = structlog.get_logger()
 
@@ -42,6 +42,8 @@ async def pass_through(
 ) -> web.StreamResponse:
     """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
     async with upstream.request("POST", path, data) as answer:
+        if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
+            await raise_for_error(answer, upstream.url)
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
             response.content_length = answer.content_length

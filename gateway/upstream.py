@@ -18,6 +18,8 @@ from gateway.settings import Timeouts
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
 KEEPALIVE_S = 4.0
 _MAX_ERROR_BYTES = 64 * 1024
+REFUSED_KEY = (401, 403)
+"""Statuses by which an engine refuses the gateway's key."""
 
 
 def client_session(timeouts: Timeouts) -> ClientSession:
@@ -151,7 +153,7 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         content = await response.content.read(_MAX_ERROR_BYTES)
     error = error_of(content)
     message = error.pop("message", None) or f"HTTP status {response.status}"
-    if response.status < 500 and response.status not in (401, 403):
+    if response.status < 500 and response.status not in REFUSED_KEY:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
@@ -166,5 +168,11 @@ def error_of(content: bytes) -> dict[str, Any]:
     error = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(error, dict):
         return {"message": str(error)[:500]}
-    keys = ("message", "type", "param", "code")
-    return {key: error[key] for key in keys if error.get(key) is not None}
+    message = error.get("message", error.get("detail"))  # FastAPI's own errors have a detail
+    keys = ("type", "param", "code")
+    found = {key: error[key] for key in keys if error.get(key) is not None}
+    return found if message is None else {"message": _said(message), **found}
+
+
+def _said(message: object) -> str:
+    return message if isinstance(message, str) else orjson.dumps(message)[:500].decode()

@@ -164,17 +164,11 @@ class Engine(Tokenization):
     async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event]:
         decoder, reader = sse.EventDecoder(), self._reader()
         async for chunk in chunks:
-            pieces: list[Piece] = []
-            try:
-                for data in decoder.feed(chunk):
-                    if data == sse.DONE:
-                        reader.done = True
-                    else:
-                        pieces += reader.read(_object(data, self.url))
-            except sse.EventTooLargeError as error:
-                raise UpstreamError(f"The engine at {self.url} sent {error}") from None
+            pieces, broken = self._read(chunk, decoder, reader)
             if pieces:
                 yield DecodeChunk(tuple(pieces))
+            if broken is not None:
+                raise broken
             if reader.done and reader.finish is not None:
                 break
         if reader.finish is None:
@@ -185,6 +179,23 @@ class Engine(Tokenization):
         if reader.finish in ("abort", "error"):
             raise UpstreamError(f"The engine at {self.url} aborted the generation")
         yield DecodeFinished(reader.finish, reader.tokens)
+
+    def _read(
+        self, chunk: bytes, decoder: sse.EventDecoder, reader: ChunkReader
+    ) -> tuple[list[Piece], UpstreamError | None]:
+        """The pieces of one read, and the error that broke it after them, if one did."""
+        pieces: list[Piece] = []
+        try:
+            for data in decoder.feed(chunk):
+                if data == sse.DONE:
+                    reader.done = True
+                else:
+                    pieces += reader.read(_object(data, self.url))
+        except sse.EventTooLargeError as error:
+            return pieces, UpstreamError(f"The engine at {self.url} sent {error}")
+        except UpstreamError as error:
+            return pieces, error
+        return pieces, None
 
 
 class ChunkReader(ABC):
