@@ -1,4 +1,4 @@
-"""HTTP to one engine: pooled connections, one retry on a dead one, errors mapped in one place."""
+"""HTTP to one engine: pooled connections, retries on dead ones, errors mapped in one place."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Upstream:
     async def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> ClientResponse:
-        for last in (False, True):
+        while True:
             context = {"reused": False}
             with _mapped(self.url):
                 try:
@@ -103,10 +103,10 @@ class Upstream:
                         allow_redirects=False,
                     )
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    # A pooled connection may be closed by its server just as we write to it.
-                    if last or not context["reused"]:
+                    # A pooled connection may be closed by its server just as we write to it. It is
+                    # out of the pool now; the others may be as dead, a fresh one is not.
+                    if not context["reused"]:
                         raise
-        raise AssertionError("unreachable")
 
     async def stream(self, response: ClientResponse) -> AsyncGenerator[bytes]:
         """The body as the network brings it."""

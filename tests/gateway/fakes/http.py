@@ -37,6 +37,10 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._news = asyncio.Event()
         self.gone = asyncio.Event()
+        self.unread = asyncio.Event()
+        """Set while the client reads more slowly than we write."""
+        self.read = asyncio.Event()
+        """Set when it has caught up again."""
         self.requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -53,6 +57,14 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
         self._news.set()
+
+    def pause_writing(self) -> None:
+        self.unread.set()
+        self.read.clear()
+
+    def resume_writing(self) -> None:
+        self.unread.clear()
+        self.read.set()
 
     async def _serve(self) -> None:
         while (request := await self._read()) is not None:
