@@ -47,29 +47,32 @@ class PolicyStore:
 
     def load(self) -> None:
         """Reads what is new or changed since the last call."""
-        paths = self._paths()
-        for path in self._loaded.keys() - set(paths):
-            log.info("policy removed", file=str(path), policy=self._loaded.pop(path).name)
-        for path in self._seen.keys() - set(paths):
-            del self._seen[path]
-            self.problems.pop(str(path), None)
-        for path in paths:
-            stamp = _stamp(path)
-            if self._seen.get(path) != stamp:
-                self._seen[path] = stamp
+        stamps = {path: _stamp(path) for path in self._paths()}
+        if stamps == self._seen:
+            return
+        for path in self._loaded.keys() - stamps.keys():
+            log.info("policy removed", file=str(path), policy=self._loaded[path].name)
+        # Replaced as a whole: a reload runs in a thread, beside requests that look policies up.
+        self._loaded = {path: policy for path, policy in self._loaded.items() if path in stamps}
+        self.problems = {file: p for file, p in self.problems.items() if Path(file) in stamps}
+        for path, stamp in stamps.items():
+            # What was refused may only have waited for another file to change.
+            if self._seen.get(path) != stamp or str(path) in self.problems:
                 self._read(path)
+        self._seen = stamps
 
     def _read(self, path: Path) -> None:
         try:
             policy = read_policy(path)
             self._refuse_double(policy, path)
         except PolicyError as error:
-            self.problems[str(path)] = [str(problem) for problem in error.problems]
+            problems = [str(problem) for problem in error.problems]
+            self.problems = {**self.problems, str(path): problems}
             kept = path in self._loaded
-            log.warning("policy refused", problems=self.problems[str(path)], old_one_stays=kept)
+            log.warning("policy refused", problems=problems, old_one_stays=kept)
             return
-        self.problems.pop(str(path), None)
-        self._loaded[path] = policy
+        self.problems = {file: p for file, p in self.problems.items() if file != str(path)}
+        self._loaded = {**self._loaded, path: policy}
         log.info("policy loaded", file=str(path), policy=policy.name)
         for warning in policy_warnings(policy, str(path)):
             log.warning("policy warning", problem=str(warning))
@@ -83,9 +86,10 @@ class PolicyStore:
     def _paths(self) -> list[Path]:
         if self._files:
             return list(self._files)
-        if not self._folder.is_dir():
+        try:
+            return sorted(p for p in self._folder.iterdir() if p.suffix in _SUFFIXES)
+        except OSError:  # none yet, or just being replaced
             return []
-        return sorted(p for p in self._folder.iterdir() if p.suffix in _SUFFIXES)
 
     async def watch(self) -> None:
         """Reloads changed files. Runs until cancelled."""

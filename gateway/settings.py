@@ -19,9 +19,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 from pydantic_settings import SettingsError as EnvironmentSettingsError
 
@@ -32,13 +32,15 @@ class SettingsError(Exception):
 
 def _base_url(url: str) -> str:
     parts = urlsplit(url)
+    if "@" in parts.netloc:  # it would show in logs and errors
+        raise ValueError("a URL must not carry a user or password; give the key as `api_key`")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no http(s) URL; write it like http://127.0.0.1:8001/v1")
     return url.rstrip("/")
 
 
 def _listed(value: object) -> object:
-    return value.split(",") if isinstance(value, str) else value
+    return [url.strip() for url in value.split(",")] if isinstance(value, str) else value
 
 
 EngineUrl = Annotated[str, AfterValidator(_base_url)]
@@ -116,8 +118,7 @@ class Settings(BaseSettings):
 
 def load_settings(flags: dict[str, Any], config: Path | None) -> Settings:
     """Settings from the three sources. SettingsError names what is wrong and where."""
-    if config is not None and not config.is_file():
-        raise SettingsError(f"--config: {config} is not a file; give the path of a gateway.yaml")
+    in_file = {} if config is None else _read(config)
 
     class _FromFile(Settings):
         @classmethod
@@ -129,20 +130,33 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> Settings:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file = YamlConfigSettingsSource(settings_cls, yaml_file=config)
-            return init_settings, env_settings, file
+            return init_settings, env_settings, InitSettingsSource(settings_cls, in_file)
 
     try:
         return _FromFile(**flags)
     except ValidationError as error:
         raise SettingsError("\n".join(_said(e) for e in error.errors())) from None
-    except (yaml.YAMLError, EnvironmentSettingsError) as error:
+    except EnvironmentSettingsError as error:
         raise SettingsError(f"settings: {error}") from None
+
+
+def _read(config: Path) -> dict[str, Any]:
+    if not config.is_file():
+        raise SettingsError(f"--config: {config} is not a file; give the path of a gateway.yaml")
+    try:
+        data = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"settings: {config} can't be read: {error}") from None
+    if data is not None and not isinstance(data, dict):
+        raise SettingsError(f"settings: {config} must be a mapping; write `key: value` lines")
+    return {str(key): value for key, value in (data or {}).items()}
 
 
 def _said(error: ErrorDetails) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"settings: {field}: unknown key; see docs/settings.md"
-    got = "" if "api_key" in field else f", got {error['input']!r}"
+    # A section would show the keys inside it; our own messages tell what they can.
+    shown = isinstance(error["input"], str | int | float) and error["type"] != "value_error"
+    got = f", got {error['input']!r}" if shown and "api_key" not in field else ""
     return f"settings: {field}: {error['msg']}{got}"
