@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -40,11 +42,18 @@ def _base_url(url: str) -> str:
 
 
 def _listed(value: object) -> object:
-    return [url.strip() for url in value.split(",")] if isinstance(value, str) else value
+    """A list in the environment: JSON, or texts with commas between."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [url.strip() for url in value.split(",")]
 
 
 EngineUrl = Annotated[str, AfterValidator(_base_url)]
-EngineUrls = Annotated[tuple[EngineUrl, ...], BeforeValidator(_listed), Field(min_length=1)]
+EngineUrls = Annotated[
+    tuple[EngineUrl, ...], NoDecode, BeforeValidator(_listed), Field(min_length=1)
+]
 
 
 class _Section(BaseModel):
@@ -137,7 +146,7 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> Settings:
     except ValidationError as error:
         raise SettingsError("\n".join(_said(e) for e in error.errors())) from None
     except EnvironmentSettingsError as error:
-        raise SettingsError(f"settings: {error}") from None
+        raise SettingsError(f"settings: {error}; write it as JSON") from None
 
 
 def _read(config: Path) -> dict[str, Any]:
