@@ -89,6 +89,8 @@ def _serve(options: argparse.Namespace) -> int:
     if options.print_settings:
         print(_shown(settings))
         return 0
+    for path in settings.policy_files:
+        read_policy(path)  # a file named on purpose must be right; one in a folder is refused alone
     if settings.workers > 1 and not options.worker:
         if settings.port == 0:
             raise SettingsError("settings: port: 0 can't be shared by workers; name a port")
@@ -184,6 +186,8 @@ def _text(file: str) -> str:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"replay: {file} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"replay: {file} is not UTF-8: {error}") from None
 
 
 def _record(segment: Segment) -> dict[str, str | None]:
