@@ -283,11 +283,11 @@ def pairs(draw: st.DrawFn, *, with_ids: bool | None = None) -> Pair:
 
 
 @st.composite
-def policies(draw: st.DrawFn, *, whole_tokens: bool = False) -> Policy:
-    """Any policy; with `whole_tokens`, one that never cuts inside a token."""
+def policies(draw: st.DrawFn, *, match: str | None = None) -> Policy:
+    """Any policy; `match` "word" never cuts inside a token, "substring" does."""
     cues = ["Now", "Thus", "so", "Therefore", "Other", "know", "There", "所以"]
     words = draw(st.permutations(cues))[: draw(st.sampled_from([8, 8, 8, 3, 1, 0]))]
-    matches = st.sampled_from(["word", "word"] if whole_tokens else ["word", "word", "substring"])
+    matches = st.just(match) if match else st.sampled_from(["word", "word", "substring"])
     return make_policy(
         *words,
         match=draw(matches),
@@ -314,7 +314,7 @@ def session_options(draw: st.DrawFn) -> dict[str, Any]:
     """How a generation starts; thinking, mostly, as that is what is relayed."""
     return {
         "handoff": draw(st.sampled_from(["tokens", "text"])),
-        "phase": draw(st.sampled_from([*[Phase.THINKING] * 6, *Phase])),
+        "phase": draw(st.sampled_from([*[Phase.THINKING] * 3, *Phase])),
         "solo": draw(st.sampled_from([*[None] * 8, Role.LARGE, Role.SMALL])),
         "close_ids": draw(st.sampled_from([(), (LINE, CLOSE)])),
     }

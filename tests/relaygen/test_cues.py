@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaygen.cues import CueMatch, CueMatcher, CueSet, Cut
@@ -125,13 +125,14 @@ def test_substring_cuts_after_the_cues_last_character() -> None:
 
 # ---- against naive searches ---------------------------------------------------------------------
 
-cues = st.lists(st.sampled_from(["Now", "No", "so", "There", "Therefore", "ow", "now so"]))
-streams = st.lists(
-    st.sampled_from(["Now", "k", " ", "now", " so", "There", "fore", ",", "", "s", "No w", "_"]),
-    max_size=10,
-)
+words = st.sampled_from(["Now", "No", "so", "There", "Therefore", "ow", "now so"])
+cues = st.lists(words, min_size=1, max_size=2)
+text = st.sampled_from(["Now", "k", " ", "now", " so", "There", "fore", ",", "", "s", "No w"])
+streams = st.lists(text, max_size=3) | st.lists(text, min_size=4, max_size=8)
+many = settings(max_examples=300)  # these are cheap
 
 
+@many
 @given(cues, streams)
 def test_word_cues_are_what_a_naive_search_finds(words: list[str], tokens: list[str]) -> None:
     found = first_cut(words, tokens)
@@ -154,6 +155,7 @@ def naive_word_cut(words: list[str], tokens: list[str]) -> str | None:
     return None
 
 
+@many
 @given(cues, streams, st.text("Nowkso There,", max_size=3))
 def test_substring_cues_are_found_at_the_same_place_at_every_cut_of_the_text(
     words: list[str], tokens: list[str], before: str

@@ -19,6 +19,7 @@ from relaygen.events import (
     Failed,
     Finished,
     Piece,
+    Role,
 )
 from relaygen.policy import Policy
 from relaygen.session import Limits, RelaySession
@@ -146,15 +147,17 @@ def test_the_budget_and_seed_hold_for_the_whole_generation(generation: Generatio
         assert run.end.usage.completion_tokens <= asked.max_tokens
 
 
-@given(generations)
-def test_a_prefix_of_ids_decodes_to_the_text(generation: Generation) -> None:
-    run = play(generation)
+@given(policies() | policies(match="substring"), pairs(with_ids=True), limits(), session_options())
+def test_a_prefix_of_ids_decodes_to_the_text(
+    policy: Policy, pair: Pair, asked: Limits, options: dict[str, Any]
+) -> None:
+    run = drive(RelaySession(policy, asked, **options | {"handoff": "tokens"}), pair)
     for request, start in zip(run.requests, run.starts, strict=True):
         if not isinstance(request.prefix, str):
             assert text_of(request.prefix) == run.session.text[:start]
 
 
-@given(policies(whole_tokens=True), pairs(with_ids=True), limits(), session_options())
+@given(policies(match="word"), pairs(with_ids=True), limits(), session_options())
 def test_ids_known_and_cut_between_tokens_stay_ids(
     policy: Policy, pair: Pair, asked: Limits, options: dict[str, Any]
 ) -> None:
@@ -321,6 +324,7 @@ def test_tokens_are_accounted_for_when_the_decode_breaks(
     assert fed == session.usage.completion_tokens + session.usage.discarded_tokens
 
 
+WRITERS = {State.LARGE: Role.LARGE, State.SMALL: Role.SMALL}
 EDGES = {(source, target) for (source, _), target in TRANSITIONS.items()}
 
 
@@ -336,6 +340,7 @@ def test_every_state_is_reached_by_a_row_of_the_table(generation: Generation, le
             if session.decoding:
                 session.receive(event)
                 states.append(session.state)
+                assert WRITERS.get(session.state, session.role) is session.role
         if leaves and len(states) > 20:
             session.cancel()
             states.append(session.state)
