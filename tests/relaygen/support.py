@@ -120,7 +120,9 @@ class Pair:
     def _grouped(self, pieces: list[Piece]) -> Iterator[Piece]:
         sizes = cycle(self.grouping)
         while pieces:
-            size = next(sizes)
+            size = min(next(sizes), len(pieces))
+            while size > 1 and not pieces[size - 1].text:  # ids and text of a piece agree
+                size -= 1
             group, pieces = pieces[:size], pieces[size:]
             text = "".join(piece.text for piece in group)
             yield Piece(text, tuple(i for piece in group for i in piece.ids), len(group))
