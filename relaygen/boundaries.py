@@ -10,7 +10,7 @@ from relaygen.automaton import Automaton
 from relaygen.cues import Cut
 
 _MARKS = frozenset(".!?")
-_CLOSERS = frozenset("\"'”’»)]}*_`.!?…")  # may follow a sentence's mark and still belong to it
+_CLOSING = "\"'”’»)]}*_`.!?…"  # may follow a sentence's mark and still belong to it
 _LIST_MARKER = re.compile(r"\n[ \t]*\d{1,3}\Z")  # "1" of "1. First, ..." at a line's start
 _CONTEXT = 16  # characters; a list marker and its indent
 
@@ -34,8 +34,9 @@ class BoundaryMatcher:
     """One segment's matcher.
 
     `sentence`: the cut is after the token that ends the sentence. A dot after a digit waits for
-    the next text: a blank makes it a sentence end, and then nothing of that text is kept; anything
-    else ("3.14", "1.2.3", "1., 2.") does not. A line's "1." is a list marker, no end.
+    the next text: a blank makes it a sentence end, and then nothing of that text is kept; closing
+    quotes and brackets do too, and are kept; anything else ("3.14", "1.2.3", "1., 2.") does not. A
+    line's "1." is a list marker, no end.
     `substring`: any of the ends anywhere, cut after its last character (the reference's way).
     """
 
@@ -57,6 +58,9 @@ class BoundaryMatcher:
             mark, self._waiting = self._waiting, ""
             if text[0].isspace():
                 return Cut(mark, 0)
+            rest = text.lstrip(_CLOSING)
+            if rest != text and not rest[:1].strip():
+                return Cut(mark, len(text))
         cut = self._scan(text)
         self._recent = (self._recent + text)[-_CONTEXT:]
         return cut
@@ -79,9 +83,7 @@ class BoundaryMatcher:
         return Cut(mark, len(text))
 
     def _ends_sentence(self, mark: str, text: str, end: int) -> bool:
-        rest = end
-        while rest < len(text) and text[rest] in _CLOSERS:
-            rest += 1
+        rest = len(text) - len(text[end:].lstrip(_CLOSING))
         if rest < len(text) and not text[rest].isspace():
             return False
         before = self._recent + text[: end - 1]

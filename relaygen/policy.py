@@ -131,14 +131,15 @@ def load_policy(text: str, source: str) -> Policy:
 
 
 def policy_warnings(policy: Policy, source: str) -> list[Problem]:
-    """What is allowed but surely not meant: cues that never fire because of another."""
+    """What is allowed but surely not meant: cues that add nothing to another."""
     cues, words = policy.cue_set, policy.cues.words
     warnings = []
     for i, word in enumerate(words):
         for j, other in enumerate(words):
             if i != j and cues.hides(other, word) and (other != word or j < i):
                 message = (
-                    f"cue {word!r} never fires: cue {other!r} (cues.words[{j}]) is found first"
+                    f"cue {word!r} is hidden by cue {other!r} (cues.words[{j}]), "
+                    "which is complete no later"
                 )
                 warnings.append(Problem(source, f"cues.words[{i}]", message, "remove one of them"))
                 break

@@ -67,7 +67,6 @@ def _table() -> dict[tuple[State, Trigger], State]:
         table[state, Trigger.STOP] = State.DONE
         table[state, Trigger.ERROR] = State.FAILED
         table[state, Trigger.CANCEL] = State.CANCELLED
-    table[State.READY, Trigger.ERROR] = State.FAILED
     table[State.READY, Trigger.CANCEL] = State.CANCELLED
     return table
 

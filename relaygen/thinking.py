@@ -39,11 +39,6 @@ class ThinkingSplitter:
         self.thought = phase is Phase.THINKING
         """Whether the generation thinks, or did."""
 
-    @property
-    def held(self) -> int:
-        """Characters pushed and not yet returned."""
-        return len(self._held)
-
     def push(self, text: str) -> list[Part]:
         if self.phase is Phase.ANSWER:
             return [Part(DeltaKind.ANSWER, text)] if text else []

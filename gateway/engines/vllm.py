@@ -69,9 +69,12 @@ class _VllmReader(ChunkReader):
         text: str = choice.get("text") or ""
         ids: list[int] = choice.get("token_ids") or []
         logprobs = choice.get("logprobs") or {}
+        if not text and not ids:
+            return []
         texts = _texts(logprobs.get("tokens") or [], text)
         if texts is None or (ids and len(texts) != len(ids)):
-            return [Piece(text, tuple(ids), len(ids) or 1)] if text or ids else []
+            # The last of several may be half a character: only a lone id surely is its text's.
+            return [Piece(text, tuple(ids[:1]) if len(ids) == 1 else (), len(ids) or 1)]
         values = logprobs["token_logprobs"]
         tops = logprobs.get("top_logprobs") or [None] * len(texts)
         return [

@@ -286,8 +286,8 @@ def test_hidden_cues_are_warned_of(match: str, words: list[str], hidden: list[st
 def test_a_warning_says_which_cue_hides_which() -> None:
     [warning] = policy_warnings(load(cues={"words": ["Thus", "Thus,"]}), SOURCE)
     assert str(warning) == (
-        "pair.yaml: cues.words[1]: cue 'Thus,' never fires: cue 'Thus' (cues.words[0]) is found "
-        "first; remove one of them"
+        "pair.yaml: cues.words[1]: cue 'Thus,' is hidden by cue 'Thus' (cues.words[0]), "
+        "which is complete no later; remove one of them"
     )
 
 

@@ -58,14 +58,6 @@ def test_the_parts_are_the_same_whole_and_byte_by_byte(
     assert split(text, phase) == parts
 
 
-def test_it_tells_how_much_it_holds_back() -> None:
-    splitter = ThinkingSplitter(OPEN, CLOSE, THINKING)
-    splitter.push("hm</th")
-    assert splitter.held == len("</th")
-    splitter.flush()
-    assert splitter.held == 0
-
-
 def test_text_that_can_be_no_tag_is_not_held_back() -> None:
     splitter = ThinkingSplitter(OPEN, CLOSE, THINKING)
     assert [part.text for part in splitter.push("so</the")] == ["so</the"]
