@@ -58,7 +58,7 @@ class Replica:
         except RequestError as error:  # the server's refusal of our probe, not of the client
             self.error = f"The server at {self.url} refused the probe: {error.message}"
             raise UpstreamError(self.error) from error
-        except (KeyError, TypeError, IndexError) as error:
+        except (AttributeError, KeyError, TypeError, IndexError) as error:
             self.error = f"The server at {self.url} does not answer like {self._dialect}: {error!r}"
             raise UnreachableError(self.error) from error
         self._engine, self.info, self.error = engine, info, None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,13 +33,10 @@ class Generation:
     handoffs: HandoffTimes
 
     async def run(self) -> AsyncGenerator[list[Output]]:
-        with ExitStack() as stack:
-            for side in self.pair.sides.values():
-                stack.enter_context(_in_use(side.engine))
-            run = relay(self.session, self._decode, self.handoffs)
-            async with aclosing(run) as batches:
-                async for outputs in batches:
-                    yield outputs
+        run = relay(self.session, self._decode, self.handoffs)
+        async with aclosing(run) as batches:
+            async for outputs in batches:
+                yield outputs
 
     def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         side, role = self.pair.sides[request.role], request.role
@@ -50,12 +47,25 @@ class Generation:
         return usage_object(self.policy.name, usage, len(first.ids), self.handoffs)
 
 
-async def prepare(policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet]) -> Generation:
-    """Takes the engines and renders the prompts. Raises GatewayError for what stands against."""
+@asynccontextmanager
+async def prepared(
+    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet]
+) -> AsyncIterator[Generation]:
+    """Takes the engines, until the block ends, and renders the prompts.
+
+    Raises GatewayError for what stands against the generation.
+    """
     roles = tuple(Role) if ask.solo is None else (ask.solo,)
     pair = await open_pair(policy, backends, roles)
+    with ExitStack() as stack:
+        for side in pair.sides.values():
+            stack.enter_context(_in_use(side.engine))
+        yield await _prepare(policy, ask, pair)
+
+
+async def _prepare(policy: Policy, ask: Ask, pair: Pair) -> Generation:
     check_shared_ids(ask, pair)
-    sides = [pair.sides[role] for role in roles]
+    roles, sides = tuple(pair.sides), tuple(pair.sides.values())
     rendered = await asyncio.gather(*(side.prompt(ask) for side in sides))
     prompts = dict(zip(roles, rendered, strict=True))
     session = RelaySession(

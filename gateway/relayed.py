@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway import sse
 from gateway.context import GATEWAY
 from gateway.errors import UpstreamError
-from gateway.generation import Generation, prepare
+from gateway.generation import Generation, prepared
 from gateway.openai_api import Ask
 from gateway.replies import DONE_EVENT, Reply
 from relaygen.events import Delta, Failed, Finished, Output
@@ -32,7 +32,13 @@ STREAM_HEADERS = {
 
 async def relayed(request: web.Request, policy: Policy, ask: Ask) -> web.StreamResponse:
     """Raises GatewayError for what fails before the first byte of the reply."""
-    generation = await prepare(policy, ask, request.app[GATEWAY].backends)
+    async with prepared(policy, ask, request.app[GATEWAY].backends) as generation:
+        return await _answer(request, generation, policy, ask)
+
+
+async def _answer(
+    request: web.Request, generation: Generation, policy: Policy, ask: Ask
+) -> web.StreamResponse:
     reply = Reply(
         id=f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}",
         created=int(time.time()),

@@ -45,22 +45,29 @@ async def serve(settings: Settings, *, share_port: bool = False) -> None:
                 "choose another --host or --port"
             ) from error
         host, port = runner.addresses[0][:2]
+        stop = _stop_signal()
         log.info("listening", url=f"http://{host}:{port}/v1")
-        await _signalled()
+        await stop.wait()
         await site.stop()
         await _drain(app, settings.timeouts.drain)
     finally:
         await runner.cleanup()
 
 
-async def _signalled() -> None:
+def _stop_signal() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
-    for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends at once
-        loop.remove_signal_handler(number)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def first() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, first)
+    return stop
 
 
 async def _drain(app: web.Application, seconds: float) -> None:
@@ -73,12 +80,14 @@ async def _drain(app: web.Application, seconds: float) -> None:
 def serve_workers(count: int, arguments: Sequence[str]) -> int:
     """Runs `count` gateways on one port (SO_REUSEPORT); the worst exit status of them."""
     command = [sys.executable, "-m", "gateway", *arguments, "--worker"]
-    workers = [subprocess.Popen(command) for _ in range(count)]
+    workers: list[subprocess.Popen[bytes]] = []
 
     def stop(number: int, _: object) -> None:
         for worker in workers:
             worker.send_signal(number)
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the workers as well
+    # A terminal sends it to the workers as well. Not SIG_IGN: they would inherit that.
+    signal.signal(signal.SIGINT, lambda number, _: None)
+    workers.extend(subprocess.Popen(command) for _ in range(count))
     return max(abs(worker.wait()) for worker in workers)
