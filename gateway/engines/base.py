@@ -195,6 +195,10 @@ class Engine(Tokenization):
             return pieces, UpstreamError(f"The engine at {self.url} sent {error}")
         except UpstreamError as error:
             return pieces, error
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            return pieces, UpstreamError(
+                f"The engine at {self.url} sent a chunk unlike {self.dialect}'s: {error!r}"
+            )
         return pieces, None
 
 

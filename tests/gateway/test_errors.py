@@ -16,6 +16,7 @@ from tests.gateway.fakes import (
     FakeVllm,
     Fin,
     Gate,
+    Raw,
     Reset,
     Script,
     Tokenizer,
@@ -419,11 +420,25 @@ async def test_an_engine_that_falls_silent_is_given_up(stage: Stage) -> None:
     await within(WAIT_S, large.decodes[0].left.wait())
 
 
-@pytest.mark.parametrize("junk", [b"data: {\n\n", b"data: []\n\n", b"data: 5\n\n"])
-async def test_junk_in_a_stream_is_an_engines_error(stage: Stage, junk: bytes) -> None:
-    from tests.gateway.fakes import Raw
+JUNK = [
+    b"{",
+    b"[]",
+    b"5",
+    b'{"choices": [5]}',
+    b'{"choices": {"0": 1}}',
+    b'{"choices": [{"text": "a", "logprobs": {"tokens": ["a"]}}]}',
+    b'{"choices": [{"text": "a", "logprobs": {"content": [{}]}}]}',
+    b'{"usage": 5}',
+]
 
-    served = await stage.pair(FakeVllm(writes(Raw(junk)), model="big"), FakeVllm(model="tiny"))
+
+@DIALECTS
+@pytest.mark.parametrize("junk", JUNK)
+async def test_junk_in_a_stream_is_an_engines_error(
+    stage: Stage, dialect: type[FakeEngine], junk: bytes
+) -> None:
+    script = writes(Raw(b"data: " + junk + b"\n\n"), Fin())
+    served = await stage.pair(dialect(script, model="big"), dialect(model="tiny"))
     with pytest.raises(openai.InternalServerError) as caught:
         await ask(served)
     assert caught.value.status_code == 502
