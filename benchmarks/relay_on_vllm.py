@@ -33,8 +33,8 @@ async def main() -> None:
     options = parser.parse_args()
     screen = Screen(Console())
     async with (
-        vllm_engine("large") as large,
-        vllm_engine("small") as small,
+        vllm_engine("large", core=0) as large,
+        vllm_engine("small", core=1) as small,
         gateway(bundled_policy("tiny-pair"), large, small) as url,
     ):
         plan = Plan(

@@ -36,11 +36,11 @@ async def test_llamacpp_and_llamacpp(seam_policy: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 async def test_vllm_and_vllm_and_vllm_and_llamacpp(
     seam_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with vllm_engine("large") as large, vllm_engine("large") as small:
+    async with vllm_engine("large", core=0) as large, vllm_engine("large", core=1) as small:
         _holds(await _seam(large, small, seam_policy), capsys, "vLLM + vLLM")
         async with llamacpp_engine("large") as mixed:
             _holds(await _seam(large, mixed, seam_policy), capsys, "vLLM + llama.cpp")

@@ -25,15 +25,18 @@ _ENVIRONMENT = {
 
 
 @asynccontextmanager
-async def vllm_engine(role: str) -> AsyncIterator[str]:
-    """Serves the pair's model of that role as `tiny-ROLE`; yields the URL, without a path."""
+async def vllm_engine(role: str, core: int) -> AsyncIterator[str]:
+    """Serves the pair's model of that role as `tiny-ROLE`; yields the URL, without a path.
+
+    Left to itself every server on a machine binds its worker to the same first core.
+    """
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         str(ROOT / ".venv-vllm" / "bin" / "python"),
         *("-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"),
         *("--model", str(PAIR / f"{role}-hf"), "--served-model-name", f"tiny-{role}"),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"),
-        env=os.environ | _ENVIRONMENT,
+        env=os.environ | _ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(core)},
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=DEVNULL,
