@@ -17,6 +17,7 @@ from gateway.demo.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 _START_S = 300.0
+_BLOCK = "32"  # tokens; only whole blocks are cached, and the CPU build's 128 are half a reply here
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -35,7 +36,8 @@ async def vllm_engine(role: str, core: int) -> AsyncIterator[str]:
         str(ROOT / ".venv-vllm" / "bin" / "python"),
         *("-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"),
         *("--model", str(PAIR / f"{role}-hf"), "--served-model-name", f"tiny-{role}"),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--max-model-len", "2048", "--block-size", _BLOCK),
         env=os.environ | _ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(core)},
         stdin=DEVNULL,
         stdout=DEVNULL,
