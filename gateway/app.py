@@ -38,7 +38,7 @@ def build_app(settings: Settings) -> web.Application:
         policies = PolicyStore(settings.policies, settings.policy_files)
         policies.load()
         async with client_session(settings.timeouts) as session:
-            replica_sets = backends.build(settings.backends, session)
+            replica_sets = backends.build(settings, session)
             app[GATEWAY] = Gateway(
                 settings,
                 policies,

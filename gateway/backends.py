@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from gateway.engines.base import Engine, EngineInfo
 from gateway.engines.detect import detect
 from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
-from gateway.settings import Backend
+from gateway.settings import Backend, Settings
 from gateway.upstream import Upstream
 
 log = structlog.get_logger()
@@ -24,9 +24,10 @@ _CHECK_S = 5.0
 class Replica:
     """One base URL of a backend: probed when first needed, watched in the background."""
 
-    def __init__(self, upstream: Upstream, dialect: str) -> None:
+    def __init__(self, upstream: Upstream, dialect: str, probe_s: float) -> None:
         self.upstream = upstream
         self._dialect = dialect
+        self._probe_s = probe_s
         self._lock = asyncio.Lock()
         self._engine: Engine | None = None
         self.info: EngineInfo | None = None
@@ -50,8 +51,15 @@ class Replica:
 
     async def _probe(self) -> None:
         try:
-            engine = await detect(self.upstream, self._dialect)
-            info = await engine.probe()
+            async with asyncio.timeout(self._probe_s):
+                engine = await detect(self.upstream, self._dialect)
+                info = await engine.probe()
+        except TimeoutError:
+            self.error = (
+                f"The engine at {self.url} did not answer within {self._probe_s:g} s "
+                "(timeouts.probe)"
+            )
+            raise UpstreamError(self.error, status=504, code="engine_timeout") from None
         except UpstreamError as error:
             self.error = error.message
             raise
@@ -61,7 +69,11 @@ class Replica:
         except (AttributeError, KeyError, TypeError, IndexError) as error:
             self.error = f"The server at {self.url} does not answer like {self._dialect}: {error!r}"
             raise UnreachableError(self.error) from error
-        self._engine, self.info, self.error = engine, info, None
+        if self._engine is None or self._engine.dialect != engine.dialect:
+            self._engine = engine
+        if info == self.info:
+            return
+        self.info, self.error = info, None
         log.info(
             "engine up",
             url=self.url,
@@ -73,13 +85,11 @@ class Replica:
         )
 
     async def watch(self) -> None:
-        """Probes until the server is up, then notices when it goes down. Runs until cancelled."""
+        """Notices when the server comes up, goes down or changes. Runs until cancelled."""
         while True:
             try:
-                if self.info is None:
-                    await self.ready()
-                else:
-                    await self.upstream.get("/v1/models")
+                async with self._lock:
+                    await self._probe()
             except GatewayError as error:
                 self.mark_down(error)
             await asyncio.sleep(_RETRY_S if self.info is None else _CHECK_S)
@@ -109,17 +119,22 @@ class Replica:
 class ReplicaSet:
     """All replicas of one backend."""
 
-    def __init__(self, name: str, settings: Backend, session: ClientSession) -> None:
+    def __init__(
+        self, name: str, settings: Backend, session: ClientSession, probe_s: float
+    ) -> None:
         self.name = name
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self.replicas = [
-            Replica(Upstream(session, url.removesuffix("/v1"), key), settings.engine)
+            Replica(Upstream(session, url.removesuffix("/v1"), key), settings.engine, probe_s)
             for url in settings.urls
         ]
 
-    async def choose(self) -> tuple[Engine, EngineInfo]:
-        """The least loaded replica that is up. Raises the last one's UpstreamError if none is."""
-        ordered = sorted(self.replicas, key=lambda r: (r.info is None, r.active))
+    async def choose(self, avoid: Collection[str] = ()) -> tuple[Engine, EngineInfo]:
+        """The least loaded replica that is up, one of the URLs to `avoid` only if all others fail.
+
+        Raises the last one's UpstreamError if none is up.
+        """
+        ordered = sorted(self.replicas, key=lambda r: (r.url in avoid, r.info is None, r.active))
         for i, replica in enumerate(ordered):
             try:
                 return await replica.ready()
@@ -140,5 +155,9 @@ class ReplicaSet:
                 replica.mark_down(error)
 
 
-def build(settings: Mapping[str, Backend], session: ClientSession) -> dict[str, ReplicaSet]:
-    return {name: ReplicaSet(name, backend, session) for name, backend in settings.items()}
+def build(settings: Settings, session: ClientSession) -> dict[str, ReplicaSet]:
+    probe_s = settings.timeouts.probe
+    return {
+        name: ReplicaSet(name, backend, session, probe_s)
+        for name, backend in settings.backends.items()
+    }

@@ -26,9 +26,18 @@ class Slots:
         self._idle = asyncio.Event()
         self._idle.set()
         self.taken = 0
+        self.closed = False
 
     @contextmanager
     def take(self) -> Iterator[None]:
+        if self.closed:
+            raise UpstreamError(
+                "This gateway is shutting down; try again",
+                status=503,
+                type="server_error",
+                code="shutting_down",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
         if self.taken >= self._limit:
             raise RequestError(
                 f"{self._limit} generations are running, as many as limits.generations allows; "
@@ -48,7 +57,8 @@ class Slots:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> int:
-        """Waits until none runs, `seconds` at most; returns how many still do."""
+        """Takes no more, waits until none runs, `seconds` at most; returns how many still do."""
+        self.closed = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
         return self.taken

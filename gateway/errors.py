@@ -63,8 +63,11 @@ class RequestError(GatewayError):
 
 
 class UpstreamError(GatewayError):
+    """`engine` is the base URL that failed, where another replica may do better."""
+
     status = 502
     type = "upstream_error"
+    engine: str | None = None
 
 
 class UnreachableError(UpstreamError):

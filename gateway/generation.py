@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +42,11 @@ class Generation:
         side, role = self.pair.sides[request.role], request.role
         return side.decode(self.prompts[role], request, self.sampling[role])
 
+    @property
+    def writer(self) -> tuple[Role, int]:
+        """The role that writes now, and the number of its segment."""
+        return self.session.role, self.session.segment
+
     def usage(self, usage: Usage) -> dict[str, Any]:
         first = next(iter(self.prompts.values()))
         return usage_object(self.policy.name, usage, len(first.ids), self.handoffs)
@@ -49,14 +54,13 @@ class Generation:
 
 @asynccontextmanager
 async def prepared(
-    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet]
+    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet], avoid: Collection[str] = ()
 ) -> AsyncIterator[Generation]:
     """Takes the engines, until the block ends, and renders the prompts.
 
     Raises GatewayError for what stands against the generation.
     """
-    roles = tuple(Role) if ask.solo is None else (ask.solo,)
-    pair = await open_pair(policy, backends, roles)
+    pair = await open_pair(policy, backends, ask.roles, avoid)
     with ExitStack() as stack:
         for side in pair.sides.values():
             stack.enter_context(_in_use(side.engine))

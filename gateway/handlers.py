@@ -85,6 +85,7 @@ async def readyz(request: web.Request) -> web.Response:
     policies = gateway.policies.by_name
     states = await asyncio.gather(*(status(p, gateway.backends) for p in policies.values()))
     ready = bool(states) and all(state["ready"] for state in states)
+    ready = ready and not gateway.slots.closed
     body = {
         "ready": ready,
         "policies": dict(zip(policies, states, strict=True)),

@@ -15,6 +15,7 @@ from relaygen.session import Limits
 T = TypeVar("T")
 
 MAX_TOP_LOGPROBS = 20
+MAX_SEED = 2**62  # leaves room for the segments' own seeds below the engines' 2**63
 _TEMPLATE_FIELDS = frozenset(
     {
         "add_generation_prompt",
@@ -103,6 +104,11 @@ class Ask:
     @property
     def solo(self) -> Role | None:
         return None if self.mode == "relay" else Role(self.mode)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that may write."""
+        return tuple(Role) if self.solo is None else (self.solo,)
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
@@ -193,7 +199,7 @@ def _ask(
         limits=Limits(
             max_tokens=max_tokens,
             min_tokens=_count(body, "min_tokens", least=0),
-            seed=_get(body, "seed", int, None),
+            seed=_seed(body),
             stops=_stops(body),
             include_stop=_get(body, "include_stop_str_in_output", bool, False),
         ),
@@ -258,6 +264,14 @@ def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(s for s in stops if s)
 
 
+def _seed(body: Mapping[str, Any]) -> int | None:
+    seed: int | None = _get(body, "seed", int, None)
+    if seed is not None and not -MAX_SEED <= seed <= MAX_SEED:
+        message = f"`seed` is {seed}; it must be from {-MAX_SEED} to {MAX_SEED}"
+        raise RequestError(message, param="seed")
+    return seed
+
+
 def _count(body: Mapping[str, Any], key: str, *, least: int, most: int | None = None) -> int | None:
     value: int | None = _get(body, key, int, None)
     if value is not None and (value < least or (most is not None and value > most)):
@@ -277,7 +291,8 @@ def _get(body: Mapping[str, Any], key: str, kind: type[T], default: T | None) ->
 
 
 def _kind(value: object) -> str:
-    return {list: "a list", str: "a text", type(None): "null"}.get(type(value), "a number")
+    kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def _shown(value: object) -> str:

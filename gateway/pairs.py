@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -34,22 +34,32 @@ class Side:
 
     async def prompt(self, ask: Ask) -> Prompt:
         """The request's prompt as this role's model wants it."""
-        if ask.chat:
-            return await self.tokens.render(self.model, ask.template)
         if isinstance(ask.prompt, tuple):
             return Prompt(ask.prompt)
-        return Prompt(await self.tokens.tokenize(self.model, ask.prompt, special=True), ask.prompt)
+        with self._failing():
+            if ask.chat:
+                return await self.tokens.render(self.model, ask.template)
+            ids = await self.tokens.tokenize(self.model, ask.prompt, special=True)
+            return Prompt(ids, ask.prompt)
 
     async def decode(
         self, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> AsyncGenerator[Event]:
         decode = self.engine.decode(self.model, prompt, request, sampling)
-        try:
+        with self._failing():
             async with aclosing(decode) as events:
                 async for event in events:
                     yield event
-        except UnreachableError as error:
-            self.replicas.down(self.engine, error)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Remembers which engine an error is of; one that can't be reached is down."""
+        try:
+            yield
+        except UpstreamError as error:
+            error.engine = self.engine.url
+            if isinstance(error, UnreachableError):
+                self.replicas.down(self.engine, error)
             raise
 
 
@@ -69,15 +79,20 @@ class Pair:
 
 
 async def open_pair(
-    policy: Policy, backends: Mapping[str, ReplicaSet], roles: Iterable[Role] = tuple(Role)
+    policy: Policy,
+    backends: Mapping[str, ReplicaSet],
+    roles: Iterable[Role] = tuple(Role),
+    avoid: Collection[str] = (),
 ) -> Pair:
     """Takes a replica for each role. Raises UpstreamError while the policy can't be served."""
-    sides = await asyncio.gather(*(_side(policy, role, backends) for role in roles))
+    sides = await asyncio.gather(*(_side(policy, role, backends, avoid) for role in roles))
     handoff, why = _handoff(policy, [side.vocabulary for side in sides])
     return Pair({side.role: side for side in sides}, handoff, why)
 
 
-async def _side(policy: Policy, role: Role, backends: Mapping[str, ReplicaSet]) -> Side:
+async def _side(
+    policy: Policy, role: Role, backends: Mapping[str, ReplicaSet], avoid: Collection[str]
+) -> Side:
     spec = policy.spec(role)
     replicas = backends.get(spec.backend)
     if replicas is None:
@@ -86,7 +101,7 @@ async def _side(policy: Policy, role: Role, backends: Mapping[str, ReplicaSet]) 
             f"not have; known: {', '.join(backends)}",
             status=503,
         )
-    engine, info = await replicas.choose()
+    engine, info = await replicas.choose(avoid)
     # llama.cpp serves its one model under any name.
     if spec.model not in info.models and info.dialect != "llamacpp":
         raise UpstreamError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing
 
 import orjson
@@ -12,7 +12,8 @@ import structlog
 from aiohttp import web
 
 from gateway import sse
-from gateway.context import GATEWAY
+from gateway.backends import ReplicaSet
+from gateway.context import ANSWERED, GATEWAY
 from gateway.errors import UpstreamError
 from gateway.generation import Generation, prepared
 from gateway.openai_api import Ask
@@ -31,9 +32,31 @@ STREAM_HEADERS = {
 
 
 async def relayed(request: web.Request, policy: Policy, ask: Ask) -> web.StreamResponse:
-    """Raises GatewayError for what fails before the first byte of the reply."""
-    async with prepared(policy, ask, request.app[GATEWAY].backends) as generation:
-        return await _answer(request, generation, policy, ask)
+    """Raises GatewayError for what fails before the first byte of the reply.
+
+    An engine that fails before that is passed over for another replica, while there is one.
+    """
+    backends = request.app[GATEWAY].backends
+    failed: set[str] = set()
+    while True:
+        try:
+            async with prepared(policy, ask, backends, failed) as generation:
+                return await _answer(request, generation, policy, ask)
+        except UpstreamError as error:
+            if error.engine is None or error.engine in failed or ANSWERED in request:
+                raise
+            failed.add(error.engine)
+            if not _spare(policy, ask, backends, failed):
+                raise
+            log.warning("trying another replica", error=error.message)
+
+
+def _spare(
+    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet], failed: Collection[str]
+) -> bool:
+    """Whether each role has a replica that has not failed yet."""
+    sets = [backends[policy.spec(role).backend] for role in ask.roles]
+    return all(any(r.url not in failed for r in replicas.replicas) for replicas in sets)
 
 
 async def _answer(
@@ -71,7 +94,8 @@ async def _stream(
         frame = reply.delta_events(o for o in outputs if isinstance(o, Delta))
         if not response.prepared:
             await response.prepare(request)
-            frame = (reply.role_event() if ask.chat else b"") + frame
+            if ask.chat:
+                frame = reply.role_event(*generation.writer) + frame
         frame += _ending(outputs[-1], generation, reply, ask)
         if not frame:
             continue
@@ -89,9 +113,9 @@ def _ending(output: Output, generation: Generation, reply: Reply, ask: Ask) -> b
             error = UpstreamError(message, code="generation_failed")
             return sse.event(orjson.dumps(error.body()))
         case Finished(reason, usage):
-            ending = reply.finish_event(reason)
+            ending = reply.finish_event(reason, *generation.writer)
             if ask.include_usage:
-                ending += reply.usage_event(generation.usage(usage))
+                ending += reply.usage_event(generation.usage(usage), *generation.writer)
             return ending + DONE_EVENT
     return b""
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway import sse
-from relaygen.events import Delta, DeltaKind, Piece
+from relaygen.events import Delta, DeltaKind, Piece, Role
 from relaygen.usage import Usage
 
 DONE_EVENT = sse.event(sse.DONE)
@@ -27,19 +27,21 @@ class Reply:
     trace: bool
     logprobs: int | None
 
-    def role_event(self) -> bytes:
+    def role_event(self, role: Role, segment: int) -> bytes:
         """The first chunk of a chat stream."""
-        return self._event({"role": "assistant", "content": ""}, None)
+        extra = self._trace(role, segment)
+        return self._event({"role": "assistant", "content": ""}, None, extra=extra)
 
     def delta_events(self, deltas: Iterable[Delta]) -> bytes:
         """The chunks of some deltas, ready to be written at once."""
         return b"".join(self._delta_event(delta) for delta in deltas if self._shows(delta))
 
-    def finish_event(self, reason: str) -> bytes:
-        return self._event({}, reason)
+    def finish_event(self, reason: str, role: Role, segment: int) -> bytes:
+        return self._event({}, reason, extra=self._trace(role, segment))
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return sse.event(orjson.dumps({**self._head(chunk=True), "choices": [], "usage": usage}))
+    def usage_event(self, usage: dict[str, Any], role: Role, segment: int) -> bytes:
+        chunk = {**self._head(chunk=True), "choices": [], "usage": usage}
+        return sse.event(orjson.dumps(chunk | self._trace(role, segment)))
 
     def response(self, deltas: Sequence[Delta], reason: str, usage: dict[str, Any]) -> bytes:
         """The whole reply of a request that does not stream."""
@@ -72,12 +74,15 @@ class Reply:
         return ("reasoning_content", "reasoning") if self.field == "both" else (self.field,)
 
     def _delta_event(self, delta: Delta) -> bytes:
-        extra = {"relaygen": _trace(delta)} if self.trace else {}
+        extra = self._trace(delta.role, delta.segment)
         if not self.chat:
             return self._event({}, None, text=delta.text, extra=extra)
         content = dict.fromkeys(self._keys(delta.kind), delta.text)
         entries = None if self.logprobs is None else {"content": self._entries(delta)}
         return self._event(content, None, logprobs=entries, extra=extra)
+
+    def _trace(self, role: Role, segment: int) -> dict[str, Any]:
+        return {"relaygen": {"role": role, "segment": segment}} if self.trace else {}
 
     def _entries(self, delta: Delta) -> list[dict[str, Any]]:
         if self.logprobs is None:
@@ -140,10 +145,6 @@ def usage_object(
             "handoff_ms_p50": handoffs.median(),
         },
     }
-
-
-def _trace(delta: Delta) -> dict[str, Any]:
-    return {"role": delta.role, "segment": delta.segment}
 
 
 def _entry(piece: Piece, top: int) -> dict[str, Any]:

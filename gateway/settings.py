@@ -74,6 +74,9 @@ class Timeouts(_Section):
     """Seconds."""
 
     connect: float = Field(default=5.0, gt=0, description="Until an engine accepts a connection.")
+    probe: float = Field(
+        default=5.0, gt=0, description="For an engine to tell what it is and serves."
+    )
     idle: float = Field(
         default=300.0, gt=0, description="Without a byte from an engine, prefill included."
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from gateway.engines.base import Prompt, Tokenization
+from gateway.engines.base import Prompt, Tokenization, template_kwargs
 from gateway.errors import RequestError, UpstreamError
 
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
@@ -46,7 +46,7 @@ class LocalTokenizer(Tokenization):
         tokenizer = _load(self.name)
         fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
         fields.setdefault("add_generation_prompt", True)
-        kwargs = request.get("chat_template_kwargs") or {}
+        kwargs = template_kwargs(request)
         try:
             text = tokenizer.apply_chat_template(
                 request["messages"], tokenize=False, **fields, **kwargs

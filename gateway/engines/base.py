@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import orjson
 
 from gateway import sse
-from gateway.errors import UpstreamError
+from gateway.errors import RequestError, UpstreamError
 from gateway.upstream import Upstream, error_of, raise_for_error
 from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, Piece
 
@@ -55,6 +55,17 @@ class Sampling:
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
+
+
+def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template is given beside the messages, as vLLM's chat endpoint gathers it."""
+    beside = ("reasoning_effort", "documents")
+    named = {key: request[key] for key in beside if request.get(key) is not None}
+    given = request.get("chat_template_kwargs") or {}
+    if not isinstance(given, Mapping):
+        message = f"`chat_template_kwargs` must be an object, not {given!r}"
+        raise RequestError(message, param="chat_template_kwargs")
+    return {**named, **given}
 
 
 def fingerprint(ids: tuple[int, ...]) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import ChunkReader, Engine, EngineInfo, Prompt, Sampling
+from gateway.engines.base import (
+    ChunkReader,
+    Engine,
+    EngineInfo,
+    Prompt,
+    Sampling,
+    template_kwargs,
+)
 from relaygen.events import DecodeRequest, Piece, TopLogprob
 
 _TEMPLATE_FIELDS = (
@@ -13,7 +20,6 @@ _TEMPLATE_FIELDS = (
     "add_generation_prompt",
     "continue_final_message",
     "chat_template",
-    "chat_template_kwargs",
 )
 
 
@@ -34,6 +40,8 @@ class VllmEngine(Engine):
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
         fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
+        if kwargs := template_kwargs(request):
+            fields["chat_template_kwargs"] = kwargs
         answer = await self.upstream.post("/tokenize", {"model": model, **fields})
         return Prompt(tuple(answer["tokens"]))
 

@@ -81,6 +81,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"seed": "x"}, "seed"),
+    ({"seed": 2**63}, "seed"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": []}, "stream_options"),

@@ -151,10 +151,8 @@ async def test_a_trace_tells_who_wrote_each_chunk(served: Served) -> None:
     reply = await stream(served, extra_body={"relaygen": {"trace": True}})
     segments: dict[tuple[int, str], str] = {}
     for chunk in reply.chunks:
-        if not (trace := chunk.get("relaygen")):
-            continue
         delta = chunk["choices"][0]["delta"]
-        key = (trace["segment"], trace["role"])
+        key = (chunk["relaygen"]["segment"], chunk["relaygen"]["role"])
         text = delta.get("reasoning_content") or delta.get("content") or ""
         segments[key] = segments.get(key, "") + text
     assert segments == {

@@ -111,7 +111,8 @@ async def test_a_signal_lets_a_running_generation_finish(stage: Stage, number: i
     arguments = await serve(stage, FakeVllm(writes("one", gate, " two"), model="big"))
     async with relaygen(*arguments) as running:
         url = (await within(START_S, running.said("listening")))["url"].removesuffix("/v1")
-        async with openai_client(url) as client:
+        async with openai_client(url) as client, openai_client(url) as kept:
+            await kept.models.list()
             chunks = await client.chat.completions.create(model=POLICY, messages=USER, stream=True)
             await within(WAIT_S, gate.reached.wait())
             running.process.send_signal(number)
@@ -119,6 +120,9 @@ async def test_a_signal_lets_a_running_generation_finish(stage: Stage, number: i
             async with openai_client(url) as late:
                 with pytest.raises(openai.APIConnectionError):
                     await late.models.list()
+            # A connection that was open before is told instead.
+            with pytest.raises(openai.InternalServerError, match="shutting down"):
+                await kept.chat.completions.create(model=POLICY, messages=USER)
             gate.opened.set()
             texts = [chunk.choices[0].delta.content or "" async for chunk in chunks]
         assert "".join(texts) == "one two"

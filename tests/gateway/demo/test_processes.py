@@ -148,7 +148,7 @@ async def test_children_end_when_their_parent_is_killed() -> None:
 
 async def _listens(port: int) -> None:
     async with asyncio.timeout(_ENDS_WITHIN_S):
-        while not port_is_taken(port):  # noqa: ASYNC110 - another process's state has no event
+        while not port_is_taken(port):
             await asyncio.sleep(0.02)
 
 

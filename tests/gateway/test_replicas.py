@@ -1,0 +1,74 @@
+"""Several servers of one model: another one takes over before the first byte, never after."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.gateway.fakes import Error, FakeVllm, Fin, Reset, writes
+from tests.gateway.support import WAIT_S, Served, Stage, ask, policy_of, stream, within
+from tests.gateway.test_readiness import MuteVllm, get, until_ready
+
+
+async def two_large(stage: Stage, first: FakeVllm, second: FakeVllm) -> Served:
+    """The first is asked first."""
+    small = FakeVllm(model="tiny")
+    for engine in (first, second, small):
+        await stage.engine(engine)
+    backends = {"large": {"urls": [first.url, second.url]}, "small": {"urls": [small.url]}}
+    served = await stage.gateway({"backends": backends}, policy_of(first, small))
+    await until_ready(served, 200)
+    return served
+
+
+@pytest.mark.parametrize("failure", [Reset(), Fin(), Error("queue full")])
+async def test_another_replica_takes_over_before_the_first_byte(
+    stage: Stage, failure: object
+) -> None:
+    broken, sound = FakeVllm(writes(failure), model="big"), FakeVllm(writes("Fine"), model="big")
+    served = await two_large(stage, broken, sound)
+    reply = await stream(served)
+    assert (reply.text("content"), reply.finishes) == ("Fine", ["stop"])
+    assert (len(broken.decodes), len(sound.decodes)) == (1, 1)
+
+
+async def test_a_replica_that_refuses_with_a_server_error_is_passed_over(stage: Stage) -> None:
+    broken, sound = FakeVllm(model="big"), FakeVllm(writes("Fine"), model="big")
+    served = await two_large(stage, broken, sound)
+    broken.refusals["/v1/completions"] = (503, b'{"error": {"message": "loading"}}')
+    assert (await ask(served))["choices"][0]["message"]["content"] == "Fine"
+
+
+async def test_each_replica_is_tried_once_and_the_last_error_is_told(stage: Stage) -> None:
+    engines = [FakeVllm(writes(Reset()), model="big") for _ in "12"]
+    served = await two_large(stage, *engines)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await ask(served)
+    assert caught.value.status_code == 502
+    assert [len(engine.decodes) for engine in engines] == [1, 1]
+
+
+async def test_a_clients_mistake_is_not_tried_elsewhere(stage: Stage) -> None:
+    first, second = FakeVllm(model="big"), FakeVllm(model="big")
+    served = await two_large(stage, first, second)
+    first.refusals["/v1/completions"] = (400, b'{"error": {"message": "too long"}}')
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        await ask(served)
+    assert not second.decodes
+
+
+async def test_after_the_first_byte_no_other_replica_begins_anew(stage: Stage) -> None:
+    broken, sound = FakeVllm(writes("one", Reset()), model="big"), FakeVllm(model="big")
+    served = await two_large(stage, broken, sound)
+    with pytest.raises(openai.APIError):
+        await stream(served)
+    assert not sound.decodes
+
+
+async def test_an_engine_that_never_answers_the_probe_is_told_soon(stage: Stage) -> None:
+    served = await stage.pair(
+        MuteVllm(model="big"), FakeVllm(model="tiny"), {"timeouts": {"probe": 0.2}}
+    )
+    status, body = await within(WAIT_S, get(served, "/readyz"))
+    assert status == 503
+    assert "timeouts.probe" in body["policies"]["pair"]["error"]
