@@ -22,9 +22,10 @@ check: setup  ## format, lint, types, import rule, the core's tests at full bran
 serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
 	$(BIN)/relaygen serve $(ARGS)
 
-test-vllm: setup  ## the seam and the relay on real vLLM servers (CPU build, about 4 GB to install)
+test-vllm: setup  ## the seam on real vLLM servers (CPU build, about 4 GB to install), then bench-vllm
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
 	$(BIN)/pytest -m vllm -s tests/integration $(ARGS)
+	$(BIN)/python benchmarks/relay_on_vllm.py
 
 bench-vllm: setup  ## large, small and relay on two real vLLM servers, in one run
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.demo.main import add_arguments as add_demo_arguments
+from gateway.demo.main import run as run_demo
 from gateway.policies import read_policy
 from gateway.settings import Settings, SettingsError, load_settings
 from relaygen.errors import PolicyError
@@ -22,7 +24,7 @@ _Command = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status (1: the user's input is wrong, 2: usage)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser, commands = _parser(demo=arguments[:1] == ["demo"])
+    parser, commands = _parser()
     options = parser.parse_args(arguments)
     options.argv = arguments
     try:
@@ -36,15 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser(*, demo: bool) -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     parser = argparse.ArgumentParser(
         prog="relaygen", description="One generation, two models: a streaming LLM gateway."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _serve_arguments(commands.add_parser("serve", help="run the gateway"))
-    show = commands.add_parser("demo", help="see it work on two tiny models, on this machine")
-    if demo:  # its imports take longer than all of `serve`
-        _demo_arguments(show)
+    add_demo_arguments(
+        commands.add_parser("demo", help="see it work on two tiny models, on this machine")
+    )
     policy = commands.add_parser("policy", help="check policies, print their schema")
     actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
@@ -126,16 +128,8 @@ def _shown(settings: Settings) -> str:
 # ---- demo ---------------------------------------------------------------------------------------
 
 
-def _demo_arguments(parser: argparse.ArgumentParser) -> None:
-    from gateway.demo.main import add_arguments
-
-    add_arguments(parser)
-
-
 def _demo(options: argparse.Namespace) -> int:
-    from gateway.demo.main import run
-
-    return asyncio.run(run(options))
+    return asyncio.run(run_demo(options))
 
 
 # ---- policy -------------------------------------------------------------------------------------

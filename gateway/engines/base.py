@@ -150,10 +150,10 @@ class Engine(Tokenization):
     async def decode(
         self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> AsyncGenerator[Event]:
-        """One upstream generation: its events, ending in DecodeFinished or DecodeFailed.
+        """One upstream generation: its events, ending in DecodeFinished.
 
         Closing the iterator early closes the connection, which aborts the generation upstream.
-        Raises RequestError or UpstreamError where the engine refuses or can't be reached.
+        Raises RequestError or UpstreamError where the engine refuses, breaks or can't be reached.
         """
         body = {
             "model": model,
@@ -243,7 +243,7 @@ def _object(data: bytes, url: str) -> dict[str, Any]:
         raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
     if not isinstance(chunk, dict):
         raise UpstreamError(f"The engine at {url} sent an event that is no object")
-    if "error" in chunk:
+    if chunk.get("error"):
         error = error_of(data)
         message = error.pop("message", "unknown error")
         raise UpstreamError(f"The engine at {url} failed: {message}", **error)
