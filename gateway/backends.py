@@ -28,9 +28,11 @@ class Replica:
         self.upstream = upstream
         self._dialect = dialect
         self._probe_s = probe_s
-        self._lock = asyncio.Lock()
+        self._probing: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
         self.info: EngineInfo | None = None
+        self.served: tuple[str, ...] = ()
+        """Models that it serves, or did when it was last up."""
         self.error: str | None = "not probed yet"
 
     @property
@@ -42,12 +44,20 @@ class Replica:
         return self._engine.active if self._engine else 0
 
     async def ready(self) -> tuple[Engine, EngineInfo]:
-        """The engine behind the URL. Raises UpstreamError while it can't be used."""
-        async with self._lock:
-            if self._engine is None or self.info is None:
-                await self._probe()
-            assert self._engine is not None and self.info is not None
-            return self._engine, self.info
+        """The engine behind the URL. Raises UpstreamError while it can't be used.
+
+        Whoever waits for a probe waits for the same one.
+        """
+        if self.info is None:
+            await self._probed()
+        assert self._engine is not None and self.info is not None
+        return self._engine, self.info
+
+    async def _probed(self) -> None:
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+            self._probing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._probing)
 
     async def _probe(self) -> None:
         try:
@@ -73,7 +83,7 @@ class Replica:
             self._engine = engine
         if info == self.info:
             return
-        self.info, self.error = info, None
+        self.info, self.error, self.served = info, None, info.models
         log.info(
             "engine up",
             url=self.url,
@@ -88,8 +98,7 @@ class Replica:
         """Notices when the server comes up, goes down or changes. Runs until cancelled."""
         while True:
             try:
-                async with self._lock:
-                    await self._probe()
+                await self._probed()
             except GatewayError as error:
                 self.mark_down(error)
             await asyncio.sleep(_RETRY_S if self.info is None else _CHECK_S)
@@ -134,7 +143,7 @@ class ReplicaSet:
 
         Raises the last one's UpstreamError if none is up.
         """
-        ordered = sorted(self.replicas, key=lambda r: (r.url in avoid, r.info is None, r.active))
+        ordered = self.ranked(avoid)
         for i, replica in enumerate(ordered):
             try:
                 return await replica.ready()
@@ -143,10 +152,17 @@ class ReplicaSet:
                     raise
         raise AssertionError("a backend has at least one URL")
 
-    def models(self) -> dict[str, Replica]:
-        """Models served now, each with a replica that serves it; the least loaded wins."""
-        by_load = sorted(self.replicas, key=lambda r: r.active, reverse=True)
-        return {model: r for r in by_load if r.info for model in r.info.models}
+    def models(self) -> list[str]:
+        """Models served now."""
+        return [model for replica in self.replicas if replica.info for model in replica.served]
+
+    def serving(self, model: str) -> list[Replica]:
+        """The replicas that serve a model, the best to ask first."""
+        return [replica for replica in self.ranked() if model in replica.served]
+
+    def ranked(self, avoid: Collection[str] = ()) -> list[Replica]:
+        """All replicas: those that are up first, the least loaded before, those to `avoid` last."""
+        return sorted(self.replicas, key=lambda r: (r.url in avoid, r.info is None, r.active))
 
     def down(self, engine: Engine, error: GatewayError) -> None:
         """An engine turned out to be unreachable."""

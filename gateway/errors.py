@@ -44,7 +44,8 @@ class GatewayError(Exception):
                 "message": self.message,
                 "type": self.type,
                 "param": self.param,
-                "code": self.code,
+                # Engines put the HTTP status here; OpenAI's is a word or null.
+                "code": self.code if isinstance(self.code, str) else None,
             }
         }
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backends import ReplicaSet
-from gateway.engines.base import Engine, Prompt, Sampling
+from gateway.engines.base import TAIL_CHARS, Engine, Prompt, Sampling
 from gateway.openai_api import Ask
-from gateway.pairs import Pair, check_shared_ids, open_pair
+from gateway.pairs import Pair, Side, check_shared_ids, open_pair
+from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
 from gateway.replies import HandoffTimes, usage_object
 from relaygen.events import DecodeRequest, Event, Output, Role
@@ -47,6 +48,11 @@ class Generation:
         """The role that writes now, and the number of its segment."""
         return self.session.role, self.session.segment
 
+    @property
+    def engine(self) -> str:
+        """The base URL of the engine that writes now."""
+        return self.pair.sides[self.session.role].engine.url
+
     def usage(self, usage: Usage) -> dict[str, Any]:
         first = next(iter(self.prompts.values()))
         return usage_object(self.policy.name, usage, len(first.ids), self.handoffs)
@@ -76,7 +82,7 @@ async def _prepare(policy: Policy, ask: Ask, pair: Pair) -> Generation:
         policy,
         replace(ask.limits, max_tokens=_budget(ask, pair, prompts.values())),
         handoff=pair.handoff,
-        phase=await _phase(policy.thinking, pair, prompts, ask),
+        phase=await _phase(policy.thinking, sides[0], prompts[roles[0]], ask),
         solo=ask.solo,
         close_ids=await _close_ids(policy, pair),
     )
@@ -96,27 +102,12 @@ def _budget(ask: Ask, pair: Pair, prompts: Iterable[Prompt]) -> int | None:
     return room if asked is None else min(asked, room)
 
 
-async def _phase(thinking: Thinking, pair: Pair, prompts: Mapping[Role, Prompt], ask: Ask) -> Phase:
-    """Where the rendered prompt leaves the model: before, inside or after its thinking."""
-    role, prompt = next(iter(prompts.items()))
-    side = pair.sides[role]
-    written = _written(ask)
-    tail = written or (await side.tokens.tail(side.model, prompt)).rstrip()
-    opened, closed = tail.rfind(thinking.open), tail.rfind(thinking.close)
-    if opened > closed and (written or tail.endswith(thinking.open)):
-        return Phase.THINKING
-    if closed > opened and (written or tail.endswith(thinking.close)):
-        return Phase.ANSWER
-    return Phase.UNDECIDED
-
-
-def _written(ask: Ask) -> str:
-    """What the client has written of the model's own turn: a raw prompt or a last message."""
+async def _phase(thinking: Thinking, side: Side, prompt: Prompt, ask: Ask) -> Phase:
     if not ask.chat:
-        return ask.prompt if isinstance(ask.prompt, str) else ""
-    last = ask.template["messages"][-1]
-    content = last.get("content")
-    return content if last["role"] == "assistant" and isinstance(content, str) else ""
+        whole = len(prompt.ids) if prompt.text is None else len(prompt.text)
+        return phase_of_text(thinking, await side.tail(prompt, ask, whole))
+    own = own_words(ask.template["messages"][-1])
+    return phase_of_chat(thinking, await side.tail(prompt, ask, len(own) + TAIL_CHARS), own)
 
 
 async def _close_ids(policy: Policy, pair: Pair) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ import structlog
 from aiohttp import web
 
 from gateway import openai_api
-from gateway.context import GATEWAY, MODE, Gateway
-from gateway.errors import model_not_found
+from gateway.backends import Replica
+from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
+from gateway.errors import RequestError, UnreachableError, UpstreamError, model_not_found
 from gateway.pairs import status
 from gateway.passthrough import for_model, pass_through
 from gateway.relayed import relayed
@@ -28,7 +29,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def _complete(request: web.Request, *, chat: bool) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
-    content = await request.read()
+    content = await _body(request)
     body = openai_api.parse_object(content)
     name = openai_api.model_of(body)
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -38,17 +39,39 @@ async def _complete(request: web.Request, *, chat: bool) -> web.StreamResponse:
             if ask.whole is None:
                 request[MODE] = "relay"
                 return await relayed(request, policy, ask)
-            request[MODE] = "passthrough"
             log.info("passed through", policy=name, reason=ask.whole)
             spec = policy.large
-            engine, _ = await gateway.backend(spec.backend, policy.name).choose()
+            replicas = gateway.backend(spec.backend, policy.name).ranked()
             data = for_model(body, spec.model, {**policy.sampling, **spec.sampling})
-            return await pass_through(request, engine.upstream, path, data)
+            return await _passed(request, replicas, path, data)
         for backend in gateway.backends.values():
-            if replica := backend.models().get(name):
-                request[MODE] = "passthrough"
-                return await pass_through(request, replica.upstream, path, content)
+            if replicas := backend.serving(name):
+                return await _passed(request, replicas, path, content)
     raise model_not_found(name, gateway.served_names())
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(f"The body can't be read: {error}") from None
+
+
+async def _passed(
+    request: web.Request, replicas: list[Replica], path: str, data: bytes
+) -> web.StreamResponse:
+    """Served whole by the first replica that can be reached."""
+    request[MODE] = "passthrough"
+    for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
+        try:
+            return await pass_through(request, replica.upstream, path, data)
+        except UpstreamError as error:
+            if isinstance(error, UnreachableError):
+                replica.mark_down(error)
+            if not left or ANSWERED in request:
+                raise
+            log.warning("trying another replica", error=error.message)
+    raise AssertionError("a backend has at least one URL")
 
 
 # ---- what is served, and how it is --------------------------------------------------------------

@@ -15,6 +15,9 @@ from relaygen.session import Limits
 T = TypeVar("T")
 
 MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 32
+MAX_STOP_CHARS = 4096
+MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**62  # leaves room for the segments' own seeds below the engines' 2**63
 _TEMPLATE_FIELDS = frozenset(
     {
@@ -161,6 +164,8 @@ def parse_completion(body: Mapping[str, Any]) -> Ask:
         prompt = ""
     if not isinstance(prompt, str | list) or prompt == []:
         raise RequestError("`prompt` must be a text or a list of token ids", param="prompt")
+    if isinstance(prompt, list) and not all(0 <= item <= MAX_TOKEN_ID for item in prompt):
+        raise RequestError("`prompt` has token ids that no vocabulary has", param="prompt")
     return _ask(
         body,
         chat=False,
@@ -187,7 +192,7 @@ def _ask(
     if options and not stream:
         raise RequestError("`stream_options` needs `stream: true`", param="stream_options")
     ours = _get(body, "relaygen", dict, {})
-    mode = ours.get("mode", "relay")
+    mode: Any = ours.get("mode") or "relay"
     if mode not in ("relay", "large", "small"):
         message = f"`relaygen.mode` is {mode!r}; it must be relay, large or small"
         raise RequestError(message, param="relaygen.mode")
@@ -210,7 +215,7 @@ def _ask(
         },
         template=template,
         logprobs=logprobs,
-        trace=bool(ours.get("trace")),
+        trace=_get(ours, "trace", bool, False),
         mode=mode,
         prompt=prompt,
         whole=whole,
@@ -234,12 +239,16 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content_reason(messages: list[dict[str, Any]]) -> str | None:
-    for message in messages:
+    """Why the messages' content needs one model's own endpoint, if it does."""
+    for i, message in enumerate(messages):
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
+        for j, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in ("text", "input_text", "refusal"):
                 return f"a content part of type {kind}"
+            if kind == "text" and not isinstance(part.get("text"), str):
+                field = f"messages[{i}].content[{j}]"
+                raise RequestError(f"`{field}` has no `text`", param=field)
     return None
 
 
@@ -256,11 +265,13 @@ def _whole(body: Mapping[str, Any]) -> str | None:
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop")
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
-        raise RequestError(
-            f"`stop` must be a text or a list of texts, not {_shown(stop)}", param="stop"
-        )
+        message = f"`stop` must be a text or a list of texts, not {_shown(stop)}"
+        raise RequestError(message, param="stop")
+    if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARS:
+        message = f"`stop` may have {MAX_STOPS} texts of {MAX_STOP_CHARS} characters in all"
+        raise RequestError(f"{message}; send fewer or shorter ones", param="stop")
     return tuple(s for s in stops if s)
 
 

@@ -42,6 +42,18 @@ class Side:
             ids = await self.tokens.tokenize(self.model, ask.prompt, special=True)
             return Prompt(ids, ask.prompt)
 
+    async def tail(self, prompt: Prompt, ask: Ask, length: int) -> str:
+        """The end of the prompt's text. RequestError for ids of the client's that are no tokens."""
+        try:
+            return await self.tokens.tail(self.model, prompt, length)
+        except UnreachableError:
+            raise
+        except UpstreamError as error:
+            if not isinstance(ask.prompt, tuple):
+                raise
+            message = f"`prompt` has token ids that the model does not know: {error.message}"
+            raise RequestError(message, param="prompt") from None
+
     async def decode(
         self, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> AsyncGenerator[Event]:

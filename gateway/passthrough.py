@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from gateway import sse
 from gateway.errors import UpstreamError
-from gateway.upstream import REFUSED_KEY, Upstream, raise_for_error
+from gateway.upstream import REFUSED_KEY, Upstream, encoded, raise_for_error
 
 log = structlog.get_logger()
 
@@ -55,6 +55,8 @@ async def pass_through(
             await response.write_eof()
         except UpstreamError as error:
             await _break_off(request, response, answer, error)
+        except ConnectionError:
+            log.info("the client left", path=path)
         return response
 
 
@@ -75,7 +77,7 @@ async def _break_off(
 def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> bytes:
     """A policy's request made one of the large model's own: its name, our fields taken out."""
     ours = {key: value for key, value in body.items() if key != "relaygen"}
-    return orjson.dumps({**sampling, **ours, "model": model})
+    return encoded({**sampling, **ours, "model": model})
 
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:

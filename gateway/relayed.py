@@ -131,7 +131,9 @@ async def _collect(
                 content = reply.response(deltas, reason, generation.usage(usage))
                 return web.Response(body=content, content_type="application/json")
             case Failed(message):
-                raise UpstreamError(message, code="generation_failed")
+                error = UpstreamError(message, code="generation_failed")
+                error.engine = generation.engine
+                raise error
     raise AssertionError("a session ends with Finished or Failed")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,28 @@ from gateway.engines.base import Prompt, Tokenization, template_kwargs
 from gateway.errors import RequestError, UpstreamError
 
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
+_TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+# A template is a program, and would run here; the others change what is returned.
+_REFUSED: tuple[str, ...] = (
+    "chat_template",
+    "conversation",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "truncation",
+)
+_loading = threading.Lock()
 
 
 class LocalTokenizer(Tokenization):
@@ -30,7 +53,10 @@ class LocalTokenizer(Tokenization):
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         tokenizer = await self._tokenizer()
-        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        try:
+            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise UpstreamError(f"{self.name} knows no such token ids: {error}") from None
 
     async def vocabulary(self, model: str) -> str:
         if self._vocabulary is None:
@@ -47,11 +73,13 @@ class LocalTokenizer(Tokenization):
         fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
         fields.setdefault("add_generation_prompt", True)
         kwargs = template_kwargs(request)
+        _refuse_own_arguments({**request, **kwargs})
+        refusals: tuple[type[Exception], ...] = (*_TEMPLATE_ERRORS, TemplateError)
         try:
             text = tokenizer.apply_chat_template(
                 request["messages"], tokenize=False, **fields, **kwargs
             )
-        except (ValueError, TypeError, KeyError, TemplateError) as error:
+        except refusals as error:
             raise RequestError(
                 f"The chat template of {self.name} can't render these messages: {error}",
                 param="messages",
@@ -60,13 +88,25 @@ class LocalTokenizer(Tokenization):
         return Prompt(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
 
 
-@lru_cache(maxsize=16)
-def _load(name: str) -> Any:
-    from transformers import AutoTokenizer
+def _refuse_own_arguments(request: Mapping[str, Any]) -> None:
+    for key in _REFUSED:
+        if request.get(key) is not None:
+            message = f"`{key}` can't be given in a request to a policy with its own tokenizer"
+            raise RequestError(message, param=key)
 
+
+def _load(name: str) -> Any:
+    with _loading:  # transformers' lazy modules don't bear two imports at once
+        return _loaded(name)
+
+
+@lru_cache(maxsize=16)
+def _loaded(name: str) -> Any:
     try:
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise UpstreamError(
             f"The tokenizer {name!r} can't be loaded: {error}; give a folder or a hub id in the "
             "policy's `tokenizer`, or `auto` for the engine's own"

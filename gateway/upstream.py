@@ -57,7 +57,7 @@ class Upstream:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer of a POST."""
-        return await self._json("POST", path, orjson.dumps(body))
+        return await self._json("POST", path, encoded(body))
 
     async def _json(self, method: str, path: str, data: bytes | None) -> Any:
         async with self.request(method, path, data) as response:
@@ -143,6 +143,14 @@ class _mapped:
                     f"{error or type(error).__name__}",
                     code="engine_disconnected",
                 ) from error
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """A request body as JSON. RequestError where it can't be written: it came from the client."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"The request can't be passed on: {error}") from None
 
 
 async def raise_for_error(response: ClientResponse, url: str) -> None:

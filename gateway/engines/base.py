@@ -13,7 +13,7 @@ import orjson
 
 from gateway import sse
 from gateway.errors import RequestError, UpstreamError
-from gateway.upstream import Upstream, error_of, raise_for_error
+from gateway.upstream import Upstream, encoded, error_of, raise_for_error
 from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, Piece
 
 # Words, digits, blanks, code, accents, scripts, symbols: where two vocabularies or pre-tokenizers
@@ -26,7 +26,7 @@ VOCABULARY_PROBE = (
 )
 
 _TAIL_IDS = 12
-_TAIL_CHARS = 64
+TAIL_CHARS = 64
 _TAILS_KEPT = 256
 
 
@@ -101,10 +101,15 @@ class Tokenization(ABC):
             self._fixed[text] = await self.tokenize(model, text)
         return self._fixed[text]
 
-    async def tail(self, model: str, prompt: Prompt) -> str:
-        """The end of the prompt's text. Templates end alike, so it is asked for once."""
+    async def tail(self, model: str, prompt: Prompt, length: int = TAIL_CHARS) -> str:
+        """The last `length` characters of the prompt's text, or a few more.
+
+        Templates end alike: a short tail is asked for once.
+        """
         if prompt.text is not None:
-            return prompt.text[-_TAIL_CHARS:]
+            return prompt.text[-length:]
+        if length > TAIL_CHARS:
+            return await self.detokenize(model, prompt.ids[-length:])  # no token is empty
         ids = prompt.ids[-_TAIL_IDS:]
         if ids not in self._tails:
             if len(self._tails) >= _TAILS_KEPT:
@@ -162,7 +167,7 @@ class Engine(Tokenization):
             "stream_options": {"include_usage": True},
             **self._fields(request, sampling),
         }
-        data = orjson.dumps({key: value for key, value in body.items() if value is not None})
+        data = encoded({key: value for key, value in body.items() if value is not None})
         async with self.upstream.request("POST", "/v1/completions", data) as response:
             await raise_for_error(response, self.url)
             async with (

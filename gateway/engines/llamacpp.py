@@ -66,6 +66,7 @@ class LlamaCppEngine(Engine):
             "logprobs": max(1, sampling.logprobs or 0),
             "timings_per_token": True,
             "cache_prompt": True,
+            "post_sampling_probs": False,  # has other chunks
         }
 
     def _reader(self) -> ChunkReader:

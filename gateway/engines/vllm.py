@@ -62,6 +62,7 @@ class VllmEngine(Engine):
             "seed": request.seed,
             "logprobs": sampling.logprobs or 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": False,  # has ids in the place of texts
             "skip_special_tokens": False,
         }
         if isinstance(request.prefix, str):

@@ -82,6 +82,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": -1}, "min_tokens"),
     ({"seed": "x"}, "seed"),
     ({"seed": 2**63}, "seed"),
+    ({"stop": {}}, "stop"),
+    ({"stop": ["x"] * 33}, "stop"),
+    ({"stop": ["x" * 4097]}, "stop"),
+    ({"relaygen": {"trace": "no"}}, "trace"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": []}, "stream_options"),
@@ -449,3 +454,31 @@ async def test_every_error_names_its_request(served: Served) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await ask(served, model="nobody", extra_headers={"x-request-id": "order-66"})
     assert caught.value.request_id == "order-66"
+
+
+async def test_a_body_nested_too_deeply_to_pass_on_is_the_clients_error(served: Served) -> None:
+    nested: list[Any] = []
+    for _ in range(300):
+        nested = [nested]
+    status, content = await send(served, {"model": POLICY, "messages": USER, "odd": nested})
+    assert status == 400, content
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_the_clients_error(
+    served: Served,
+) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    async with (
+        aiohttp.ClientSession(skip_auto_headers=["Content-Encoding"]) as session,
+        session.post(
+            served.url + "/v1/chat/completions", data=b"{}", headers=headers, compress=None
+        ) as response,
+    ):
+        assert response.status == 400
+        assert "error" in await response.json()
+
+
+async def test_token_ids_that_no_vocabulary_has_are_the_clients_error(served: Served) -> None:
+    for ids in ([-1], [2**40]):
+        status, content = await send(served, {"model": POLICY, "prompt": ids}, "/v1/completions")
+        assert (status, json.loads(content)["error"]["param"]) == (400, "prompt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 import pytest
 
@@ -72,3 +74,41 @@ async def test_an_engine_that_never_answers_the_probe_is_told_soon(stage: Stage)
     status, body = await within(WAIT_S, get(served, "/readyz"))
     assert status == 503
     assert "timeouts.probe" in body["policies"]["pair"]["error"]
+
+
+async def test_requests_wait_for_one_probe_together(stage: Stage) -> None:
+    mute = MuteVllm(model="big")
+    served = await stage.pair(mute, FakeVllm(model="tiny"), {"timeouts": {"probe": 0.5}})
+    began = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(*(ask(served) for _ in range(8)), return_exceptions=True)
+    assert all(isinstance(answer, openai.InternalServerError) for answer in answers)
+    assert asyncio.get_running_loop().time() - began < 8 * 0.5 / 2
+
+
+async def test_a_request_passed_through_goes_to_the_other_replica(stage: Stage) -> None:
+    first, second = FakeVllm(model="big"), FakeVllm(model="big")
+    served = await two_large(stage, first, second)
+    await first.stop()
+    for model in ("pair", "big"):
+        reply = await served.client.chat.completions.with_raw_response.create(
+            model=model, messages=[{"role": "user", "content": "hi"}], n=2
+        )
+        assert reply.headers["x-relaygen-mode"] == "passthrough"
+
+
+async def test_a_reply_in_one_piece_begins_anew_on_another_replica(stage: Stage) -> None:
+    broken = FakeVllm(writes("one", Reset()), model="big")
+    served = await two_large(stage, broken, FakeVllm(writes("Fine"), model="big"))
+    assert (await ask(served))["choices"][0]["message"]["content"] == "Fine"
+    assert len(broken.decodes) == 1
+
+
+async def test_a_model_whose_engine_is_down_is_not_unknown(stage: Stage) -> None:
+    large = FakeVllm(model="big")
+    served = await stage.pair(large, FakeVllm(model="tiny"))
+    await until_ready(served, 200)
+    await large.stop()
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(served, model="big")
+        assert caught.value.status_code == 502

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.errors import RequestError
+from gateway.errors import RequestError, UpstreamError
 from gateway.tokenizers import LocalTokenizer
 from tests.gateway.fakes import FakeVllm, Tokenizer
 from tests.gateway.support import USER, Stage, ask
@@ -105,3 +105,16 @@ async def test_a_tokenizer_that_is_not_there_is_named(stage: Stage) -> None:
     served = await stage.pair(FakeVllm(model="big"), FakeVllm(model="tiny"), large=large)
     with pytest.raises(openai.InternalServerError, match="can't be loaded"):
         await ask(served, messages=USER)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_a_clients_template_does_not_run_here(inside: bool) -> None:
+    program = {"chat_template": "{{ 'a' * 300000000 }}"}
+    request = {"messages": USER, **({"chat_template_kwargs": program} if inside else program)}
+    with pytest.raises(RequestError, match="chat_template"):
+        await LocalTokenizer(str(FOLDER)).render("m", request)
+
+
+async def test_ids_that_are_no_tokens_are_told() -> None:
+    with pytest.raises(UpstreamError):
+        await LocalTokenizer(str(FOLDER)).detokenize("m", (-1,))
