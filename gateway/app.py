@@ -46,7 +46,7 @@ def build_app(settings: Settings) -> web.Application:
                 ApiKeys(settings.api_keys),
                 Slots(settings.limits.generations),
             )
-            watchers = [policies.watch()]
+            watchers = [policies.watch(), app[GATEWAY].watch()]
             watchers += [r.watch() for s in replica_sets.values() for r in s.replicas]
             tasks = [asyncio.create_task(watcher) for watcher in watchers]
             for task in tasks:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     parser = argparse.ArgumentParser(
         prog="relaygen", description="One generation, two models: a streaming LLM gateway."
     )
+    parser.add_argument("--version", action="version", version=f"relaygen {version('relaygen')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _serve_arguments(commands.add_parser("serve", help="run the gateway"))
     add_demo_arguments(
@@ -62,7 +64,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="gateway.yaml")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings, as in docs/settings.md"
+    )
     policies = parser.add_mutually_exclusive_group()
     policies.add_argument("--policies", type=Path, metavar="DIR", help="folder of policies")
     policies.add_argument(
@@ -93,6 +97,11 @@ def _serve(options: argparse.Namespace) -> int:
         return 0
     for path in settings.policy_files:
         read_policy(path)  # a file named on purpose must be right; one in a folder is refused alone
+    if not settings.policy_files and not settings.policies.is_dir():
+        raise SettingsError(
+            f"settings: policies: {settings.policies} is no folder; give one with --policies DIR, "
+            "or a policy with --policy FILE"
+        )
     if settings.workers > 1 and not options.worker:
         if settings.port == 0:
             raise SettingsError("settings: port: 0 can't be shared by workers; name a port")
@@ -160,7 +169,9 @@ def _check(path: Path) -> int:
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--format", choices=("text", "jsonl"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "jsonl"), default="text", help="of the output (text)"
+    )
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="a text; - is stdin")
 
 

@@ -9,13 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import structlog
 from aiohttp import web
 from pydantic import SecretStr
 
 from gateway.backends import ReplicaSet
 from gateway.errors import RequestError, UpstreamError
+from gateway.pairs import status
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
+
+log = structlog.get_logger()
+
+_LOOK_S = 2.0
 
 
 class Slots:
@@ -104,6 +110,28 @@ class Gateway:
                 f"known: {', '.join(self.backends)}",
                 status=503,
             ) from None
+
+    async def states(self) -> dict[str, dict[str, object]]:
+        """By policy: whether it can be served, by which handoff and why."""
+        policies = dict(self.policies.by_name)
+        found = await asyncio.gather(*(status(p, self.backends) for p in policies.values()))
+        return dict(zip(policies, found, strict=True))
+
+    async def watch(self) -> None:
+        """Tells in the log whenever what can be served changes. Runs until cancelled."""
+        told: dict[str, dict[str, object]] = {}
+        while True:
+            states = await self.states()
+            for name, state in states.items():
+                if told.get(name) != state:
+                    level = log.info if state["ready"] and "notes" not in state else log.warning
+                    level(
+                        "policy can be served" if state["ready"] else "policy can't be served",
+                        policy=name,
+                        **state,
+                    )
+            told = states
+            await asyncio.sleep(_LOOK_S)
 
     def served_names(self) -> list[str]:
         """Policies first, then the models that are up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import structlog
@@ -12,7 +11,6 @@ from gateway import openai_api
 from gateway.backends import Replica
 from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
 from gateway.errors import RequestError, UnreachableError, UpstreamError, model_not_found
-from gateway.pairs import status
 from gateway.passthrough import for_model, pass_through
 from gateway.relayed import relayed
 
@@ -105,13 +103,12 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """503 while a policy can't be served, or there is none."""
     gateway = request.app[GATEWAY]
-    policies = gateway.policies.by_name
-    states = await asyncio.gather(*(status(p, gateway.backends) for p in policies.values()))
-    ready = bool(states) and all(state["ready"] for state in states)
+    states = await gateway.states()
+    ready = bool(states) and all(state["ready"] for state in states.values())
     ready = ready and not gateway.slots.closed
     body = {
         "ready": ready,
-        "policies": dict(zip(policies, states, strict=True)),
+        "policies": states,
         "refused": gateway.policies.problems,
         "backends": {
             name: [replica.status() for replica in backend.replicas]

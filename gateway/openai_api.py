@@ -192,6 +192,9 @@ def _ask(
     if options and not stream:
         raise RequestError("`stream_options` needs `stream: true`", param="stream_options")
     ours = _get(body, "relaygen", dict, {})
+    if unknown := ours.keys() - {"mode", "trace"}:
+        message = f"`relaygen` has the unknown key {min(unknown)!r}; known: mode, trace"
+        raise RequestError(message, param=f"relaygen.{min(unknown)}")
     mode: Any = ours.get("mode") or "relay"
     if mode not in ("relay", "large", "small"):
         message = f"`relaygen.mode` is {mode!r}; it must be relay, large or small"

@@ -32,6 +32,16 @@ class Side:
     vocabulary: str | None
     replicas: ReplicaSet
 
+    @property
+    def note(self) -> str | None:
+        """What a user should know of this side, though it works."""
+        if self.model in self.info.models:
+            return None
+        served = ", ".join(self.info.models)
+        return (
+            f"{self.role}: asked for {self.model!r}, but llama.cpp serves its one model: {served}"
+        )
+
     async def prompt(self, ask: Ask) -> Prompt:
         """The request's prompt as this role's model wants it."""
         if isinstance(ask.prompt, tuple):
@@ -155,7 +165,14 @@ async def status(policy: Policy, backends: Mapping[str, ReplicaSet]) -> dict[str
         pair = await open_pair(policy, backends)
     except GatewayError as error:
         return {"ready": False, "error": error.message}
-    return {"ready": True, "handoff": pair.handoff, "why": pair.why, "context": pair.context}
+    state: dict[str, object] = {
+        "ready": True,
+        "handoff": pair.handoff,
+        "why": pair.why,
+        "context": pair.context,
+    }
+    notes = [note for side in pair.sides.values() if (note := side.note)]
+    return {**state, "notes": notes} if notes else state
 
 
 def check_shared_ids(ask: Ask, pair: Pair) -> None:

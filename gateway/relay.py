@@ -40,7 +40,7 @@ async def relay(
                     if not session.decoding:
                         break
         except GatewayError as error:
+            failed = session.receive(DecodeFailed(error.message))
             if not started:
-                session.cancel()
                 raise
-            yield session.receive(DecodeFailed(error.message))
+            yield failed

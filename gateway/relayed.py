@@ -110,7 +110,7 @@ def _ending(output: Output, generation: Generation, reply: Reply, ask: Ask) -> b
     """How the stream ends, if it does: an error is followed by nothing, least of all by [DONE]."""
     match output:
         case Failed(message):
-            error = UpstreamError(message, code="generation_failed")
+            error = _failure(generation, message)
             return sse.event(orjson.dumps(error.body()))
         case Finished(reason, usage):
             ending = reply.finish_event(reason, *generation.writer)
@@ -131,10 +131,15 @@ async def _collect(
                 content = reply.response(deltas, reason, generation.usage(usage))
                 return web.Response(body=content, content_type="application/json")
             case Failed(message):
-                error = UpstreamError(message, code="generation_failed")
-                error.engine = generation.engine
-                raise error
+                raise _failure(generation, message)
     raise AssertionError("a session ends with Finished or Failed")
+
+
+def _failure(generation: Generation, message: str) -> UpstreamError:
+    log.warning("generation failed", engine=generation.engine, error=message)
+    error = UpstreamError(message, code="generation_failed")
+    error.engine = generation.engine
+    return error
 
 
 def _log(generation: Generation, seconds: float) -> None:

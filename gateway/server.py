@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -16,6 +17,8 @@ from gateway.context import GATEWAY
 from gateway.settings import Settings
 
 log = structlog.get_logger()
+
+_WORKER_CHECK_S = 0.2
 
 
 class ListenError(Exception):
@@ -78,7 +81,10 @@ async def _drain(app: web.Application, seconds: float) -> None:
 
 
 def serve_workers(count: int, arguments: Sequence[str]) -> int:
-    """Runs `count` gateways on one port (SO_REUSEPORT); the worst exit status of them."""
+    """Runs `count` gateways on one port (SO_REUSEPORT); the worst exit status of them.
+
+    One that ends by itself takes the others with it: whoever supervises us starts all anew.
+    """
     command = [sys.executable, "-m", "gateway", *arguments, "--worker"]
     workers: list[subprocess.Popen[bytes]] = []
 
@@ -90,4 +96,7 @@ def serve_workers(count: int, arguments: Sequence[str]) -> int:
     # A terminal sends it to the workers as well. Not SIG_IGN: they would inherit that.
     signal.signal(signal.SIGINT, lambda number, _: None)
     workers.extend(subprocess.Popen(command) for _ in range(count))
+    while all(worker.poll() is None for worker in workers):
+        time.sleep(_WORKER_CHECK_S)
+    stop(signal.SIGTERM, None)
     return max(abs(worker.wait()) for worker in workers)

@@ -137,6 +137,11 @@ class _mapped:
                     status=504,
                     code="engine_timeout",
                 ) from error
+            case aiohttp.ClientPayloadError():
+                raise UpstreamError(
+                    f"The engine at {self._url} cut the connection in the middle of its answer",
+                    code="engine_disconnected",
+                ) from error
             case aiohttp.ClientError() | ssl.SSLError() | ConnectionError():
                 raise UpstreamError(
                     f"The connection to the engine at {self._url} broke: "

@@ -99,7 +99,7 @@ class Policy(_Section):
         default="answer", description="Where the client's stop strings apply."
     )
     calibration: dict[str, Any] = Field(
-        default_factory=dict, description="Provenance and statistics, by `relaygen calibrate`."
+        default_factory=dict, description="Provenance and per-cue statistics."
     )
 
     def spec(self, role: Role) -> ModelSpec:
@@ -118,7 +118,7 @@ def load_policy(text: str, source: str) -> Policy:
     """The policy in a YAML `text`. PolicyError names every problem with `source` and field."""
     data = _parse(text, source)
     if not isinstance(data, dict):
-        kind = type(data).__name__
+        kind = "nothing" if data is None else type(data).__name__
         message = f"expected a mapping of keys, got {kind}"
         raise PolicyError([Problem(source, "(file)", message, "write `key: value` lines")])
     try:

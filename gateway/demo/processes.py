@@ -9,6 +9,7 @@ the pipe that it holds on the child's stdin closes, and the child ends on that.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -69,7 +70,7 @@ async def child(name: str, module: str, *arguments: str) -> AsyncIterator[Child]
     """Runs `python -m module arguments` in its own session (a terminal's Ctrl-C misses it)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *arguments,
-        stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True,
+        stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=_environment(),
     )  # fmt: skip
     running = Child(name, process)
     reader = asyncio.create_task(running.read_output())
@@ -78,6 +79,11 @@ async def child(name: str, module: str, *arguments: str) -> AsyncIterator[Child]
     finally:
         await _end(process)
         reader.cancel()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without the settings of a gateway that is no child of the demo."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("RELAYGEN_")}
 
 
 async def _end(process: Process) -> None:

@@ -95,11 +95,11 @@ class Screen:
 The gateway stays up at {url}/v1 (Ctrl-C ends it). Try:
 
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 47*6 + 8*25?"}}]}}'
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 47*6 + 82*5?"}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="unused")
-  messages = [{{"role": "user", "content": "What is 47*6 + 8*25?"}}]
+  messages = [{{"role": "user", "content": "What is 47*6 + 82*5?"}}]
   print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message)
 """
         )

@@ -232,7 +232,7 @@ def test_ids_can_not_follow_cuts_inside_tokens(changes: dict[str, Any]) -> None:
         ("name: !!timestamp x", "(file)", "not what it looks like"),
         ("name: 1" + ":0" * 200 + ".5", "(file)", "not what it looks like"),
         ("[" * 600, "(file)", "nested too deeply"),
-        ("", "(file)", "expected a mapping of keys, got NoneType"),
+        ("", "(file)", "expected a mapping of keys, got nothing"),
         ("- a", "(file)", "expected a mapping of keys, got list"),
     ],
 )
