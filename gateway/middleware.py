@@ -37,7 +37,7 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         message = f"{request.method} {request.path}: {error.reason}"
         return _answer(RequestError(message, status=error.status, headers=_allow(error)))
-    except Exception:
+    except Exception:  # a bug of ours: logged whole, and the client still gets JSON
         log.exception("internal error")
         if ANSWERED in request:
             raise
