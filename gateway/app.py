@@ -26,8 +26,14 @@ def build_app(settings: Settings) -> web.Application:
         [
             web.post("/v1/chat/completions", handlers.chat_completions),
             web.post("/v1/completions", handlers.completions),
+            web.post("/v1/messages", handlers.messages),
+            web.post("/v1/messages/count_tokens", handlers.count_tokens),
+            web.post("/v1/responses", handlers.responses),
             web.get("/v1/models", handlers.models),
             web.get("/v1/models/{model:.+}", handlers.model),
+            web.post("/tokenize", handlers.anything),
+            web.post("/detokenize", handlers.anything),
+            web.route("*", "/v1/{path:.+}", handlers.anything),
             web.get("/healthz", handlers.healthz),
             web.get("/readyz", handlers.readyz),
         ]

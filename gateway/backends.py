@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from aiohttp import ClientSession
 
-from gateway.engines.base import Engine, EngineInfo
+from gateway.engines.base import Engine, EngineInfo, Identity
 from gateway.engines.detect import detect
 from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
 from gateway.settings import Backend, Settings
@@ -24,10 +24,11 @@ _CHECK_S = 5.0
 class Replica:
     """One base URL of a backend: probed when first needed, watched in the background."""
 
-    def __init__(self, upstream: Upstream, dialect: str, probe_s: float) -> None:
+    def __init__(self, upstream: Upstream, settings: Backend, probe_s: float) -> None:
         self.upstream = upstream
-        self._dialect = dialect
+        self._settings = settings
         self._probe_s = probe_s
+        self._identity: Identity | None = None
         self._probing: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
         self.info: EngineInfo | None = None
@@ -42,6 +43,10 @@ class Replica:
     @property
     def active(self) -> int:
         return self._engine.active if self._engine else 0
+
+    def wire_model(self, model: str) -> str:
+        """The model's name as the engine wants it in a request."""
+        return self._engine.wire_model(model) if self._engine else model
 
     async def ready(self) -> tuple[Engine, EngineInfo]:
         """The engine behind the URL. Raises UpstreamError while it can't be used.
@@ -62,8 +67,7 @@ class Replica:
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(self._probe_s):
-                engine = await detect(self.upstream, self._dialect)
-                info = await engine.probe()
+                await self._learn()
         except TimeoutError:
             self.error = (
                 f"The engine at {self.url} did not answer within {self._probe_s:g} s "
@@ -77,22 +81,26 @@ class Replica:
             self.error = f"The server at {self.url} refused the probe: {error.message}"
             raise UpstreamError(self.error) from error
         except (AttributeError, KeyError, TypeError, IndexError) as error:
-            self.error = f"The server at {self.url} does not answer like {self._dialect}: {error!r}"
+            self.error = (
+                f"The server at {self.url} does not answer like {self._settings.engine}: {error!r}"
+            )
             raise UnreachableError(self.error) from error
-        if self._engine is None or self._engine.dialect != engine.dialect:
-            self._engine = engine
-        if info == self.info:
-            return
+
+    async def _learn(self) -> None:
+        """Asks who the server is, and, when that is new, all the rest."""
+        engine = self._engine
+        if self.info is not None and engine is not None:
+            identity = await engine.identify()
+            if identity == self._identity:
+                return
+        engine = await detect(self.upstream, self._settings)
+        identity = await engine.identify()
+        if self._engine is not None and identity == self._identity:
+            engine = self._engine  # back again: what was learned of it, and its load, still hold
+        info = await engine.probe(identity)
+        self._engine, self._identity = engine, identity
         self.info, self.error, self.served = info, None, info.models
-        log.info(
-            "engine up",
-            url=self.url,
-            engine=info.dialect,
-            version=info.version,
-            models=info.models,
-            context=info.context,
-            vocabulary=info.vocabulary,
-        )
+        log.info("engine up", url=self.url, **_told(info))
 
     async def watch(self) -> None:
         """Notices when the server comes up, goes down or changes. Runs until cancelled."""
@@ -113,16 +121,23 @@ class Replica:
         """For /readyz."""
         if self.info is None:
             return {"url": self.url, "up": False, "error": self.error}
-        info = self.info
-        return {
-            "url": self.url,
-            "up": True,
-            "engine": info.dialect,
-            "version": info.version,
-            "models": info.models,
-            "context": info.context,
-            "vocabulary": info.vocabulary,
-        }
+        limit = self._engine.max_logprobs if self._engine else None
+        return {"url": self.url, "up": True, **_told(self.info), "max_logprobs": limit}
+
+
+def _told(info: EngineInfo) -> dict[str, Any]:
+    """What the probe learned, for /readyz and the log."""
+    return {
+        "engine": info.dialect,
+        "version": info.version,
+        "models": info.models,
+        "context": info.context,
+        "vocabulary": info.vocabulary,
+        "ids": info.ids,
+        "max_logprobs": info.max_logprobs,
+        "bos": info.bos,
+        "continuation": info.continuation,
+    }
 
 
 class ReplicaSet:
@@ -134,7 +149,7 @@ class ReplicaSet:
         self.name = name
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self.replicas = [
-            Replica(Upstream(session, url.removesuffix("/v1"), key), settings.engine, probe_s)
+            Replica(_upstream(session, url, key, settings), settings, probe_s)
             for url in settings.urls
         ]
 
@@ -169,6 +184,11 @@ class ReplicaSet:
         for replica in self.replicas:
             if replica.url == engine.url:
                 replica.mark_down(error)
+
+
+def _upstream(session: ClientSession, url: str, key: str | None, settings: Backend) -> Upstream:
+    bare = settings.engine == "openai" and not url.endswith("/v1")
+    return Upstream(session, url.removesuffix("/v1"), key, bare=bare)
 
 
 def build(settings: Settings, session: ClientSession) -> dict[str, ReplicaSet]:

@@ -35,7 +35,7 @@ class Slots:
         self.closed = False
 
     @contextmanager
-    def take(self) -> Iterator[None]:
+    def take(self, count: int = 1) -> Iterator[None]:
         if self.closed:
             raise UpstreamError(
                 "This gateway is shutting down; try again",
@@ -44,21 +44,21 @@ class Slots:
                 code="shutting_down",
                 headers={"Retry-After": "1", "Connection": "close"},
             )
-        if self.taken >= self._limit:
+        if self.taken + count > self._limit:
             raise RequestError(
-                f"{self._limit} generations are running, as many as limits.generations allows; "
-                "try again later",
+                f"{self.taken} generations are running, and limits.generations allows "
+                f"{self._limit}; try again later",
                 status=429,
                 type="rate_limit_error",
                 code="too_many_generations",
                 headers={"Retry-After": "1"},
             )
-        self.taken += 1
+        self.taken += count
         self._idle.clear()
         try:
             yield
         finally:
-            self.taken -= 1
+            self.taken -= count
             if not self.taken:
                 self._idle.set()
 

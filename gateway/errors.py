@@ -49,9 +49,9 @@ class GatewayError(Exception):
             }
         }
 
-    def response(self) -> web.Response:
+    def response(self, body: dict[str, Any]) -> web.Response:
         return web.Response(
-            body=dumps(self.body()),
+            body=dumps(body),
             status=self.status,
             content_type="application/json",
             headers=self.headers,

@@ -2,67 +2,191 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from aiohttp import web
 
 from gateway import openai_api
+from gateway.apis import messages as messages_api
+from gateway.apis import responses as responses_api
 from gateway.backends import Replica
 from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
 from gateway.errors import RequestError, UnreachableError, UpstreamError, model_not_found
-from gateway.passthrough import for_model, pass_through
+from gateway.generation import ServedWholeError, prompt_tokens
+from gateway.openai_api import Ask
+from gateway.passthrough import for_model, model_in, pass_through, translated
 from gateway.relayed import relayed
+from gateway.upstream import encoded
+from gateway.wire import MessagesWire, OpenAIWire, ResponsesWire, Wire
+from relaygen.policy import Policy
 
 log = structlog.get_logger()
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+_POSTED = frozenset({CHAT, COMPLETIONS, MESSAGES, RESPONSES})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request for a policy: in OpenAI's terms, and in the client's."""
+
+    ask: Ask
+    body: dict[str, Any]
+    wire: Wire
+    path: str | None
+    """Where an engine is asked the same in the client's own terms; None: by a chat, translated."""
+
+
+def _chat(body: dict[str, Any], name: str) -> _Asked:
+    ask = openai_api.parse_chat(body)
+    return _Asked(ask, body, OpenAIWire(usage=ask.include_usage), CHAT)
+
+
+def _completion(body: dict[str, Any], name: str) -> _Asked:
+    ask = openai_api.parse_completion(body)
+    return _Asked(ask, body, OpenAIWire(usage=ask.include_usage), COMPLETIONS)
+
+
+def _message(body: dict[str, Any], name: str) -> _Asked:
+    chat = messages_api.to_chat(body)
+    return _Asked(openai_api.parse_chat(chat), chat, MessagesWire(name), None)
+
+
+def _response(body: dict[str, Any], name: str) -> _Asked:
+    chat = responses_api.to_chat(body)
+    return _Asked(openai_api.parse_chat(chat), chat, ResponsesWire(name, body), None)
+
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    return await _complete(request, chat=True)
+    return await _complete(request, _chat, CHAT)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    return await _complete(request, chat=False)
+    return await _complete(request, _completion, COMPLETIONS)
 
 
-async def _complete(request: web.Request, *, chat: bool) -> web.StreamResponse:
+async def messages(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, _message, MESSAGES)
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, _response, RESPONSES)
+
+
+async def _complete(
+    request: web.Request, asked_by: Callable[[dict[str, Any], str], _Asked], path: str
+) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     content = await _body(request)
     body = openai_api.parse_object(content)
     name = openai_api.model_of(body)
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    with gateway.slots.take():
+    policy = gateway.policies.by_name.get(name)
+    if policy is None:
+        return await _by_model(request, name, path, content)
+    asked = asked_by(body, name)
+    with gateway.slots.take(asked.ask.choices):
+        reason = asked.ask.whole
+        if reason is None:
+            request[MODE] = "relay"
+            try:
+                return await relayed(request, policy, asked.ask, asked.wire)
+            except ServedWholeError as found:
+                reason = str(found)
+        log.info("passed through", policy=name, reason=reason)
+        return await _served_whole(request, policy, asked)
+
+
+async def _served_whole(request: web.Request, policy: Policy, asked: _Asked) -> web.StreamResponse:
+    """By the large model alone, or the one that the request names."""
+    spec = policy.large if asked.ask.solo is None else policy.spec(asked.ask.solo)
+    replicas = request.app[GATEWAY].backend(spec.backend, policy.name).ranked()
+    sampling = {**policy.sampling, **spec.sampling}
+
+    async def send(replica: Replica) -> web.StreamResponse:
+        body = for_model(asked.body, replica.wire_model(spec.model), sampling)
+        if asked.path is None:
+            return await translated(request, replica.upstream, body, asked.wire)
+        return await pass_through(request, replica.upstream, asked.path, encoded(body))
+
+    return await _by_any(request, replicas, send)
+
+
+# ---- what an engine serves itself ---------------------------------------------------------------
+
+
+async def anything(request: web.Request) -> web.StreamResponse:
+    """Whatever else engines serve, for the model that the body names."""
+    if request.path in _POSTED:
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+    content = await _body(request)
+    name = model_in(content, request.content_type) or request.query.get("model")
+    if name is None:
+        raise RequestError(
+            f"{request.method} {request.path}: the body names no `model`, so no engine can be "
+            "chosen for it",
+            status=404 if request.method == "GET" else 400,
+            param="model",
+        )
+    return await _by_model(request, name, request.path, content)
+
+
+async def count_tokens(request: web.Request) -> web.StreamResponse:
+    """Anthropic's /v1/messages/count_tokens, for a policy: the prompt of its large model."""
+    gateway = request.app[GATEWAY]
+    content = await _body(request)
+    body = openai_api.parse_object(content)
+    name = openai_api.model_of(body)
+    policy = gateway.policies.by_name.get(name)
+    if policy is None:
+        return await _by_model(request, name, request.path, content)
+    ask = openai_api.parse_chat(messages_api.count_tokens_to_chat(body))
+    tokens, estimated = await prompt_tokens(policy, ask, gateway.backends)
+    extra = {"relaygen": {"estimated": True}} if estimated else {}
+    return web.json_response({"input_tokens": tokens, **extra})
+
+
+async def _by_model(
+    request: web.Request, name: str, path: str, content: bytes
+) -> web.StreamResponse:
+    """Passed through to an engine that serves the model, or to a policy's large model."""
+    gateway = request.app[GATEWAY]
+    with gateway.slots.take(1):
         if policy := gateway.policies.by_name.get(name):
-            ask = openai_api.parse_chat(body) if chat else openai_api.parse_completion(body)
-            if ask.whole is None:
-                request[MODE] = "relay"
-                return await relayed(request, policy, ask)
-            log.info("passed through", policy=name, reason=ask.whole)
+            body = openai_api.parse_object(content)
             spec = policy.large
+
+            async def send_policy(replica: Replica) -> web.StreamResponse:
+                data = encoded(for_model(body, replica.wire_model(spec.model), {}))
+                return await pass_through(request, replica.upstream, path, data)
+
             replicas = gateway.backend(spec.backend, policy.name).ranked()
-            data = for_model(body, spec.model, {**policy.sampling, **spec.sampling})
-            return await _passed(request, replicas, path, data)
+            return await _by_any(request, replicas, send_policy)
+
+        async def send(replica: Replica) -> web.StreamResponse:
+            return await pass_through(request, replica.upstream, path, content)
+
         for backend in gateway.backends.values():
             if replicas := backend.serving(name):
-                return await _passed(request, replicas, path, content)
+                return await _by_any(request, replicas, send)
     raise model_not_found(name, gateway.served_names())
 
 
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.RequestPayloadError as error:
-        raise RequestError(f"The body can't be read: {error}") from None
-
-
-async def _passed(
-    request: web.Request, replicas: list[Replica], path: str, data: bytes
+async def _by_any(
+    request: web.Request,
+    replicas: list[Replica],
+    send: Callable[[Replica], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse:
     """Served whole by the first replica that can be reached."""
     request[MODE] = "passthrough"
     for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
         try:
-            return await pass_through(request, replica.upstream, path, data)
+            return await send(replica)
         except UpstreamError as error:
             if isinstance(error, UnreachableError):
                 replica.mark_down(error)
@@ -70,6 +194,13 @@ async def _passed(
                 raise
             log.warning("trying another replica", error=error.message)
     raise AssertionError("a backend has at least one URL")
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(f"The body can't be read: {error}") from None
 
 
 # ---- what is served, and how it is --------------------------------------------------------------

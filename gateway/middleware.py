@@ -8,6 +8,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from gateway.apis import messages as messages_api
 from gateway.context import ANSWERED, GATEWAY, MODE, REQUEST_ID
 from gateway.errors import GatewayError, RequestError
 
@@ -24,25 +25,26 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
     structlog.contextvars.bind_contextvars(request_id=request[REQUEST_ID])
     try:
         if request.path not in _OPEN_PATHS:
-            request.app[GATEWAY].keys.check(request.headers.get("Authorization", ""))
+            request.app[GATEWAY].keys.check(_authorization(request))
         return await handler(request)
     except GatewayError as error:
-        return _answer(error)
+        return _answer(request, error)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[GATEWAY].settings.limits.body_mib
         message = f"The body is larger than {limit:g} MiB; send less or raise limits.body_mib"
-        return _answer(RequestError(message, status=413, code="body_too_large"))
+        return _answer(request, RequestError(message, status=413, code="body_too_large"))
     except web.HTTPException as error:
         if error.status < 400:
             raise
         message = f"{request.method} {request.path}: {error.reason}"
-        return _answer(RequestError(message, status=error.status, headers=_allow(error)))
+        refusal = RequestError(message, status=error.status, headers=_allow(error))
+        return _answer(request, refusal)
     except Exception:  # a bug of ours: logged whole, and the client still gets JSON
         log.exception("internal error")
         if ANSWERED in request:
             raise
         message = f"Internal error; the log has it under request id {request[REQUEST_ID]}"
-        return GatewayError(message, code="internal_error").response()
+        return _told(request, GatewayError(message, code="internal_error"))
 
 
 async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
@@ -54,9 +56,23 @@ async def on_prepare(request: web.Request, response: web.StreamResponse) -> None
         response.headers["x-request-id"] = request[REQUEST_ID]
 
 
-def _answer(error: GatewayError) -> web.Response:
+def _authorization(request: web.Request) -> str:
+    """The client's key, as OpenAI's clients send it or as Anthropic's do."""
+    given = request.headers.get("Authorization")
+    if given is None and (key := request.headers.get("x-api-key")):
+        return f"Bearer {key}"
+    return given or ""
+
+
+def _answer(request: web.Request, error: GatewayError) -> web.Response:
     log.warning("request failed", status=error.status, error=error.message, code=error.code)
-    return error.response()
+    return _told(request, error)
+
+
+def _told(request: web.Request, error: GatewayError) -> web.Response:
+    """The error in the shape of the API that the client speaks."""
+    anthropic = request.path.startswith("/v1/messages")
+    return error.response(messages_api.error_body(error) if anthropic else error.body())
 
 
 def _allow(error: web.HTTPException) -> dict[str, str]:

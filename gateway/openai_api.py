@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import orjson
 
@@ -19,6 +19,8 @@ MAX_STOPS = 32
 MAX_STOP_CHARS = 4096
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**62  # leaves room for the segments' own seeds below the engines' 2**63
+MAX_CHOICES = 128
+# What the prompt depends on, beside the messages.
 _TEMPLATE_FIELDS = frozenset(
     {
         "add_generation_prompt",
@@ -26,7 +28,10 @@ _TEMPLATE_FIELDS = frozenset(
         "chat_template",
         "chat_template_kwargs",
         "documents",
+        "parallel_tool_calls",
         "reasoning_effort",
+        "tool_choice",
+        "tools",
     }
 )
 _OURS = frozenset(
@@ -54,41 +59,48 @@ _OURS = frozenset(
         "function_call",
         "metadata",
         "modalities",
-        "parallel_tool_calls",
-        "response_format",
         "store",
-        "tool_choice",
-        "tools",
         "user",
     }
 )
-# Fields that only one model's own endpoint can serve faithfully.
-_WHOLE_FIELDS: tuple[str, ...] = (
-    "audio",
-    "echo",
-    "functions",
-    "grammar",
+# Bear on what follows the thinking, and need the parser or the grammar of a chat endpoint.
+FORM_FIELDS: tuple[str, ...] = (
+    "tools",
+    "response_format",
+    "structured_outputs",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_regex",
+    "grammar",
     "json_schema",
+)
+# Fields that only one model's own endpoint can serve faithfully.
+_WHOLE_FIELDS: tuple[str, ...] = (
+    "audio",
+    "functions",
     "prediction",
     "prompt_logprobs",
-    "structured_outputs",
+    "stop_token_ids",
     "suffix",
-    "tools",
     "use_beam_search",
     "web_search_options",
 )
+# Name tokens by their ids.
+_ID_FIELDS: tuple[str, ...] = ("allowed_token_ids", "logit_bias")
+
+RawPrompt: TypeAlias = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One relayed request. `sampling` and `template` travel on to the engines.
 
-    `logprobs` is None where not asked for, else the number of alternatives. `whole` says why the
-    large model must serve all of it, None where it can be relayed.
+    `prompts` are the raw ones of /v1/completions, none in a chat; each is answered `n` times.
+    `logprobs` is None where not asked for, else the number of alternatives. `form` is the field
+    that asks for tools or structured output, if one does, `forms` all such. `whole` says why the
+    large model must serve all of it, None where it can be relayed; `ids` names the field that has
+    token ids in it.
     """
 
     chat: bool
@@ -101,7 +113,12 @@ class Ask:
     logprobs: int | None
     trace: bool
     mode: Literal["relay", "large", "small"]
-    prompt: str | tuple[int, ...]
+    prompts: tuple[RawPrompt, ...]
+    n: int
+    echo: bool
+    form: str | None
+    forms: dict[str, Any]
+    ids: str | None
     whole: str | None
 
     @property
@@ -112,6 +129,10 @@ class Ask:
     def roles(self) -> tuple[Role, ...]:
         """The roles that may write."""
         return tuple(Role) if self.solo is None else (self.solo,)
+
+    @property
+    def choices(self) -> int:
+        return self.n * max(1, len(self.prompts))
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
@@ -139,52 +160,73 @@ def parse_chat(body: Mapping[str, Any]) -> Ask:
     if _get(body, "logprobs", bool, False):
         logprobs = _count(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
     limit = _count(body, "max_completion_tokens", least=1)
-    template = {k: v for k, v in body.items() if k in _TEMPLATE_FIELDS and v is not None}
+    template = {k: v for k, v in body.items() if k in _TEMPLATE_FIELDS and v not in (None, [])}
     return _ask(
         body,
-        chat=True,
         max_tokens=_count(body, "max_tokens", least=1) if limit is None else limit,
         template={"messages": messages, "add_generation_prompt": True, **template},
         logprobs=logprobs,
-        prompt="",
+        prompts=(),
+        form=_form(body),
         whole=_whole(body) or _content_reason(messages),
     )
 
 
 def parse_completion(body: Mapping[str, Any]) -> Ask:
     """A /v1/completions body; without `max_tokens` it means 16, as it does in OpenAI's API."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    whole = _whole(body)
-    if body.get("logprobs") is not None:
-        whole = whole or "logprobs in /v1/completions"
-    if isinstance(prompt, list) and prompt and not all(type(item) is int for item in prompt):
-        whole = whole or "several prompts"
-        prompt = ""
-    if not isinstance(prompt, str | list) or prompt == []:
-        raise RequestError("`prompt` must be a text or a list of token ids", param="prompt")
-    if isinstance(prompt, list) and not all(0 <= item <= MAX_TOKEN_ID for item in prompt):
-        raise RequestError("`prompt` has token ids that no vocabulary has", param="prompt")
+    prompts = _prompts(body.get("prompt"))
+    whole = _whole(body) or _form(body)
+    logprobs = _count(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
+    if logprobs is not None and _get(body, "echo", bool, False):
+        whole = whole or "logprobs of the prompt (echo)"
     return _ask(
         body,
-        chat=False,
         max_tokens=_count(body, "max_tokens", least=1) or 16,
         template={},
-        logprobs=None,
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        logprobs=logprobs,
+        prompts=prompts,
+        form=None,
         whole=whole,
     )
+
+
+def _prompts(prompt: object) -> tuple[RawPrompt, ...]:
+    """A text, token ids, or a list of either."""
+    if isinstance(prompt, list) and prompt and all(isinstance(p, str | list) for p in prompt):
+        return tuple(_raw_prompt(item) for item in prompt)
+    return (_raw_prompt(prompt),)
+
+
+def _raw_prompt(prompt: object) -> RawPrompt:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not prompt or not all(type(i) is int for i in prompt):
+        message = (
+            f"`prompt` must be a text, a list of token ids, or a list of such; {_shown(prompt)}"
+        )
+        raise RequestError(f"{message} is neither", param="prompt")
+    if not all(0 <= item <= MAX_TOKEN_ID for item in prompt):
+        raise RequestError("`prompt` has token ids that no vocabulary has", param="prompt")
+    return tuple(prompt)
+
+
+def _form(body: Mapping[str, Any]) -> str | None:
+    for key in FORM_FIELDS:
+        value = body.get(key)
+        plain = key == "response_format" and isinstance(value, dict) and value.get("type") == "text"
+        if value and not plain:
+            return key
+    return None
 
 
 def _ask(
     body: Mapping[str, Any],
     *,
-    chat: bool,
     max_tokens: int | None,
     template: dict[str, Any],
     logprobs: int | None,
-    prompt: str | tuple[int, ...],
+    prompts: tuple[RawPrompt, ...],
+    form: str | None,
     whole: str | None,
 ) -> Ask:
     stream = _get(body, "stream", bool, False)
@@ -199,8 +241,12 @@ def _ask(
     if mode not in ("relay", "large", "small"):
         message = f"`relaygen.mode` is {mode!r}; it must be relay, large or small"
         raise RequestError(message, param="relaygen.mode")
+    n = _count(body, "n", least=1) or 1
+    if n * max(1, len(prompts)) > MAX_CHOICES:
+        message = f"`n` times the prompts is {n * max(1, len(prompts))}; at most {MAX_CHOICES}"
+        raise RequestError(f"{message} choices are written at once", param="n")
     return Ask(
-        chat=chat,
+        chat=not prompts,
         model=model_of(body),
         stream=stream,
         include_usage=not stream or bool(options.get("include_usage")),
@@ -214,13 +260,21 @@ def _ask(
         sampling={
             key: value
             for key, value in body.items()
-            if value is not None and key not in _OURS and key not in _TEMPLATE_FIELDS
+            if value is not None
+            and key not in _OURS
+            and key not in _TEMPLATE_FIELDS
+            and key not in FORM_FIELDS
         },
         template=template,
         logprobs=logprobs,
         trace=_get(ours, "trace", bool, False),
         mode=mode,
-        prompt=prompt,
+        prompts=prompts,
+        n=n,
+        echo=bool(prompts) and _get(body, "echo", bool, False),
+        form=form,
+        forms={key: body[key] for key in FORM_FIELDS if body.get(key)},
+        ids=next((key for key in _ID_FIELDS if body.get(key)), None),
         whole=whole,
     )
 
@@ -238,7 +292,15 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
                 f"`messages[{i}]` must be an object with a `role`, not {_shown(message)}",
                 param=f"messages[{i}]",
             )
-    return messages
+    return [_with_reasoning(message) for message in messages]
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """An earlier turn with its thinking under both names: templates read one or the other."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if message["role"] != "assistant" or not isinstance(reasoning, str):
+        return message
+    return {**message, "reasoning_content": reasoning, "reasoning": reasoning}
 
 
 def _content_reason(messages: list[dict[str, Any]]) -> str | None:
@@ -256,13 +318,8 @@ def _content_reason(messages: list[dict[str, Any]]) -> str | None:
 
 
 def _whole(body: Mapping[str, Any]) -> str | None:
-    if (_count(body, "n", least=1) or 1) > 1:
-        return "n > 1"
     if (_count(body, "best_of", least=1) or 1) > 1:
         return "best_of > 1"
-    form = body.get("response_format")
-    if isinstance(form, dict) and form.get("type") != "text":
-        return "response_format"
     return next((key for key in _WHOLE_FIELDS if body.get(key)), None)
 
 

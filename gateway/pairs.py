@@ -10,9 +10,11 @@ from functools import lru_cache
 from typing import Literal
 
 from gateway.backends import ReplicaSet
-from gateway.engines.base import Engine, EngineInfo, Prompt, Sampling, Tokenization
+from gateway.engines.base import Engine, EngineInfo, Sampling, opened_by
+from gateway.engines.chat import Chat, Prefill
+from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
-from gateway.openai_api import Ask
+from gateway.openai_api import Ask, RawPrompt
 from gateway.tokenizers import LocalTokenizer
 from relaygen.events import DecodeRequest, Event, Role
 from relaygen.policy import Policy
@@ -22,44 +24,73 @@ HandoffForm = Literal["tokens", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One role: its engine, model name, and whoever renders and tokenizes for it."""
+    """One role: its engine, model name, and whoever renders and tokenizes for it.
+
+    `tokens` is None where nobody does. `prefill` is set where the engine's chat endpoint goes on
+    with the generation, by an unfinished message of that form.
+    """
 
     role: Role
     model: str
     engine: Engine
     info: EngineInfo
-    tokens: Tokenization
+    tokens: Tokenization | None
     vocabulary: str | None
     replicas: ReplicaSet
+    prefill: Prefill | None = None
+
+    @property
+    def ids(self) -> bool:
+        """Whether handoffs to and from it can be by token ids."""
+        return self.info.ids and self.prefill is None
 
     @property
     def note(self) -> str | None:
         """What a user should know of this side, though it works."""
-        if self.model in self.info.models:
+        if self.model in self.info.models or self.info.dialect != "llamacpp":
             return None
         served = ", ".join(self.info.models)
         return (
             f"{self.role}: asked for {self.model!r}, but llama.cpp serves its one model: {served}"
         )
 
-    async def prompt(self, ask: Ask) -> Prompt:
-        """The request's prompt as this role's model wants it."""
-        if isinstance(ask.prompt, tuple):
-            return Prompt(ask.prompt)
-        with self._failing():
-            if ask.chat:
-                return await self.tokens.render(self.model, ask.template)
-            ids = await self.tokens.tokenize(self.model, ask.prompt, special=True)
-            return Prompt(ids, ask.prompt)
+    async def prompt(self, policy: Policy, ask: Ask, raw: RawPrompt | None) -> Prompt:
+        """The prompt as this role's model wants it: the request's chat, or a raw one."""
+        with self.failing():
+            if raw is None:
+                return await self._chat_prompt(policy, ask)
+            if isinstance(raw, tuple):
+                return Prompt(raw)
+            if self.tokens is None:
+                raise RequestError(
+                    f"The {self.role} model can't be sent a raw `prompt`: its server has no "
+                    "tokenizer; use /v1/chat/completions",
+                    param="prompt",
+                )
+            return await _begun_once(self.tokens, self.model, raw)
 
-    async def tail(self, prompt: Prompt, ask: Ask, length: int) -> str:
+    async def _chat_prompt(self, policy: Policy, ask: Ask) -> Prompt:
+        rendered = Prompt(None)
+        if self.tokens is not None:
+            rendered = await self.tokens.render(self.model, ask.template)
+        if self.prefill is None:
+            return rendered
+        opened = ""
+        if self.tokens is not None:
+            opened = opened_by(await self.tokens.tail(self.model, rendered), policy.thinking)
+        chat = Chat(ask.template, policy.thinking, opened, self.prefill)
+        return Prompt(rendered.ids, rendered.text, chat)
+
+    async def tail(self, prompt: Prompt, length: int, *, given: bool) -> str:
         """The end of the prompt's text. RequestError for ids of the client's that are no tokens."""
+        if self.tokens is None:
+            return ""
         try:
             return await self.tokens.tail(self.model, prompt, length)
         except UnreachableError:
             raise
         except UpstreamError as error:
-            if not isinstance(ask.prompt, tuple):
+            if not given:
                 raise
             message = f"`prompt` has token ids that the model does not know: {error.message}"
             raise RequestError(message, param="prompt") from None
@@ -68,13 +99,13 @@ class Side:
         self, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> AsyncGenerator[Event]:
         decode = self.engine.decode(self.model, prompt, request, sampling)
-        with self._failing():
+        with self.failing():
             async with aclosing(decode) as events:
                 async for event in events:
                     yield event
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def failing(self) -> Iterator[None]:
         """Remembers which engine an error is of; one that can't be reached is down."""
         try:
             yield
@@ -83,6 +114,18 @@ class Side:
             if isinstance(error, UnreachableError):
                 self.replicas.down(self.engine, error)
             raise
+
+
+async def _begun_once(tokens: Tokenization, model: str, raw: str) -> Prompt:
+    """A raw prompt after one BOS, if the model has one: also where its text begins with it."""
+    begin = await tokens.begin(model)
+    ids = await tokens.tokenize(model, raw)
+    if not begin:
+        return Prompt(ids, raw)
+    bos = await tokens.detokenize(model, begin)
+    if ids[: len(begin)] == begin:
+        return Prompt(ids, raw, bos=bos)
+    return Prompt(begin + ids, bos + raw, bos=bos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +151,7 @@ async def open_pair(
 ) -> Pair:
     """Takes a replica for each role. Raises UpstreamError while the policy can't be served."""
     sides = await asyncio.gather(*(_side(policy, role, backends, avoid) for role in roles))
-    handoff, why = _handoff(policy, [side.vocabulary for side in sides])
+    handoff, why = _handoff(policy, sides)
     return Pair({side.role: side for side in sides}, handoff, why)
 
 
@@ -124,18 +167,26 @@ async def _side(
             status=503,
         )
     engine, info = await replicas.choose(avoid)
-    # llama.cpp serves its one model under any name.
-    if spec.model not in info.models and info.dialect != "llamacpp":
+    if not info.serves(spec.model):
         raise UpstreamError(
             f"Policy {policy.name!r}: {role}.model is {spec.model!r}, but the engine at "
             f"{engine.url} serves {', '.join(info.models)}",
             status=503,
         )
-    if spec.tokenizer == "auto":
-        return Side(role, spec.model, engine, info, engine, info.vocabulary, replicas)
-    local = _local(spec.tokenizer)
-    vocabulary = await local.vocabulary(spec.model)
-    return Side(role, spec.model, engine, info, local, vocabulary, replicas)
+    tokens, vocabulary = await _tokens(spec.tokenizer, spec.model, engine, info)
+    prefill = None
+    if info.continuation == "chat" or tokens is None:
+        prefill = await _prefill(policy, role, engine, has_tokenizer=tokens is not None)
+    return Side(role, spec.model, engine, info, tokens, vocabulary, replicas, prefill)
+
+
+async def _tokens(
+    tokenizer: str, model: str, engine: Engine, info: EngineInfo
+) -> tuple[Tokenization | None, str | None]:
+    if tokenizer != "auto":
+        local = _local(tokenizer)
+        return local, await local.vocabulary(model)
+    return (engine, info.vocabulary) if engine.renders else (None, None)
 
 
 @lru_cache(maxsize=16)
@@ -143,26 +194,61 @@ def _local(name: str) -> LocalTokenizer:
     return LocalTokenizer(name)
 
 
-def _handoff(policy: Policy, vocabularies: list[str | None]) -> tuple[HandoffForm, str]:
-    equal = None not in vocabularies and len(set(vocabularies)) == 1
-    if policy.handoff == "text":
-        return "text", "the policy says so"
-    if equal:
-        return "tokens", f"both vocabularies are equal ({vocabularies[0]})"
-    shown = " and ".join(str(v) for v in vocabularies)
-    if policy.handoff == "tokens":
+async def _prefill(policy: Policy, role: Role, engine: Engine, *, has_tokenizer: bool) -> Prefill:
+    """How the engine's chat endpoint is gone on with. Raises UpstreamError where it is not."""
+    spec = policy.spec(role)
+    form = await engine.goes_on(spec.model, policy.thinking, closed=False)
+    if form is None:
+        other = "continuation: completions" if has_tokenizer else "a `tokenizer` in the policy"
         raise UpstreamError(
-            f"Policy {policy.name!r}: handoff is `tokens`, but the vocabularies differ ({shown}); "
-            "set handoff to auto or text",
+            f"Policy {policy.name!r}: the chat endpoint at {engine.url} does not go on exactly "
+            f"from an unfinished message of {role}'s model (it opens a new turn, or its template "
+            f"rewrites the message); use {other}, or set `prefill` in its backend if it does",
             status=503,
         )
-    return "text", f"the vocabularies differ ({shown})"
+    return form
+
+
+def _handoff(policy: Policy, sides: list[Side]) -> tuple[HandoffForm, str]:
+    form, why = _possible(sides)
+    if policy.handoff == "text":
+        return "text", "the policy says so"
+    if policy.handoff == "tokens" and form != "tokens":
+        raise UpstreamError(
+            f"Policy {policy.name!r}: handoff is `tokens`, but {why}; set handoff to auto or text",
+            status=503,
+        )
+    return form, why
+
+
+def _possible(sides: list[Side]) -> tuple[HandoffForm, str]:
+    for side in sides:
+        if side.prefill is not None:
+            return "text", f"{side.role} is gone on with by chat"
+        if not side.ids:
+            return "text", f"{side.info.dialect} ({side.role}) takes no token ids"
+    vocabularies = [side.vocabulary for side in sides]
+    if None not in vocabularies and len(set(vocabularies)) == 1:
+        return "tokens", f"both vocabularies are equal ({vocabularies[0]})"
+    return "text", f"the vocabularies differ ({' and '.join(str(v) for v in vocabularies)})"
+
+
+async def tool_side(policy: Policy, pair: Pair) -> tuple[Side | None, str]:
+    """Who can write what follows the thinking of a request with tools, or why nobody can."""
+    if policy.tools == "whole":
+        return None, "the policy says so (tools: whole)"
+    side = pair.sides[Role(policy.tools)]
+    form = await side.engine.goes_on(side.model, policy.thinking, closed=True)
+    if form is None:
+        return None, f"the chat endpoint of {side.engine.url} does not go on exactly from a thought"
+    return side, f"{side.role} goes on by chat ({form})"
 
 
 async def status(policy: Policy, backends: Mapping[str, ReplicaSet]) -> dict[str, object]:
     """For /readyz: whether the policy can be served, by which handoff and why."""
     try:
         pair = await open_pair(policy, backends)
+        tools, why = await tool_side(policy, pair)
     except GatewayError as error:
         return {"ready": False, "error": error.message}
     state: dict[str, object] = {
@@ -170,6 +256,7 @@ async def status(policy: Policy, backends: Mapping[str, ReplicaSet]) -> dict[str
         "handoff": pair.handoff,
         "why": pair.why,
         "context": pair.context,
+        "tools": why if tools else f"whole to the large model: {why}",
     }
     notes = [note for side in pair.sides.values() if (note := side.note)]
     return {**state, "notes": notes} if notes else state
@@ -177,7 +264,7 @@ async def status(policy: Policy, backends: Mapping[str, ReplicaSet]) -> dict[str
 
 def check_shared_ids(ask: Ask, pair: Pair) -> None:
     """A prompt of token ids means the same to both models only with one vocabulary."""
-    if isinstance(ask.prompt, tuple) and pair.handoff != "tokens":
+    if any(isinstance(raw, tuple) for raw in ask.prompts) and pair.handoff != "tokens":
         raise RequestError(
             f"`prompt` is a list of token ids, but {pair.why}; send text instead", param="prompt"
         )

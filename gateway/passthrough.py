@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
@@ -12,8 +13,11 @@ from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
 
 from gateway import sse
-from gateway.errors import UpstreamError
+from gateway.engines.reading import chunk_object
+from gateway.errors import GatewayError, UpstreamError
+from gateway.streaming import EventStream
 from gateway.upstream import REFUSED_KEY, Upstream, encoded, raise_for_error
+from gateway.wire import Wire
 
 log = structlog.get_logger()
 
@@ -35,13 +39,19 @@ _HOP_BY_HOP = frozenset(
         "x-request-id",
     }
 )
+# Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
+_SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
+_FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,512})\r\n')
 
 
 async def pass_through(
-    request: web.Request, upstream: Upstream, path: str, data: bytes
+    request: web.Request, upstream: Upstream, path: str, data: bytes | None
 ) -> web.StreamResponse:
     """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
-    async with upstream.request("POST", path, data) as answer:
+    if request.query_string:
+        path += f"?{request.query_string}"
+    headers = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
+    async with upstream.request(request.method, path, data, headers) as answer:
         if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
             await raise_for_error(answer, upstream.url)
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
@@ -74,10 +84,59 @@ async def _break_off(
         request.transport.close()
 
 
-def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> bytes:
+async def translated(
+    request: web.Request, upstream: Upstream, body: Mapping[str, Any], wire: Wire
+) -> web.StreamResponse:
+    """A chat that the engine serves whole, told to the client by another API."""
+    async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
+        await raise_for_error(answer, upstream.url)
+        if not body.get("stream"):
+            whole = wire.whole(orjson.loads(await answer.read()))
+            return web.Response(body=orjson.dumps(whole), content_type="application/json")
+        stream = EventStream(request, wire)
+        try:
+            await _translate(upstream, answer, stream)
+        except GatewayError as error:
+            if not stream.begun:
+                raise
+            await stream.send(wire.error(error))
+        return stream.response
+
+
+async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventStream) -> None:
+    decoder = sse.EventDecoder()
+    async with aclosing(upstream.stream(answer)) as reads:
+        async for read in reads:
+            for event in decoder.feed(read):
+                if event == sse.DONE:
+                    await stream.send(stream.wire.end())
+                    return
+                await stream.send(stream.wire.chunk(chunk_object(event, upstream.url)))
+            if stream.left:
+                return
+    raise UpstreamError(
+        f"The stream from the engine at {upstream.url} ended without [DONE]",
+        code="engine_truncated",
+    )
+
+
+def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """A policy's request made one of the large model's own: its name, our fields taken out."""
     ours = {key: value for key, value in body.items() if key != "relaygen"}
-    return encoded({**sampling, **ours, "model": model})
+    return {**sampling, **ours, "model": model}
+
+
+def model_in(content: bytes, content_type: str) -> str | None:
+    """The model that a body of any kind names: JSON, or a form with files."""
+    if content_type.startswith("multipart/"):
+        found = _FORM_MODEL.search(content)
+        return found.group(1).decode(errors="replace") if found else None
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    model = body.get("model") if isinstance(body, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:

@@ -1,49 +1,116 @@
-"""Answers a request by a relayed generation: streamed chunks, or one response at its end."""
+"""Answers a request by relayed generations: streamed events, or one response at their end."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import aclosing
 
 import orjson
 import structlog
 from aiohttp import web
 
-from gateway import sse
 from gateway.backends import ReplicaSet
-from gateway.context import ANSWERED, GATEWAY
-from gateway.errors import UpstreamError
+from gateway.choices import chunks_of
+from gateway.context import GATEWAY
+from gateway.errors import GatewayError, UpstreamError
 from gateway.generation import Generation, prepared
 from gateway.openai_api import Ask
-from gateway.replies import DONE_EVENT, Reply
-from relaygen.events import Delta, Failed, Finished, Output
+from gateway.replies import Folded, Reply
+from gateway.streaming import EventStream
+from gateway.wire import Wire
 from relaygen.policy import Policy
 
 log = structlog.get_logger()
 
-# The last one keeps nginx from buffering the stream.
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
-
-async def relayed(request: web.Request, policy: Policy, ask: Ask) -> web.StreamResponse:
+async def relayed(request: web.Request, policy: Policy, ask: Ask, wire: Wire) -> web.StreamResponse:
     """Raises GatewayError for what fails before the first byte of the reply.
 
     An engine that fails before that is passed over for another replica, while there is one.
     """
+    if not ask.stream:
+        return await _whole(request, policy, ask, wire)
+    stream = EventStream(request, wire)
+    async with stream.kept_alive(request.app[GATEWAY].settings.timeouts.keep_alive):
+        try:
+            await _attempts(request, policy, ask, _Streamed(stream))
+        except GatewayError as error:
+            if not stream.begun:
+                raise
+            await stream.send(wire.error(error))
+    return stream.response
+
+
+async def _whole(request: web.Request, policy: Policy, ask: Ask, wire: Wire) -> web.Response:
+    folded = _Collected()
+    await _attempts(request, policy, ask, folded)
+    body = orjson.dumps(wire.whole(folded.folded.whole()))
+    return web.Response(body=body, content_type="application/json")
+
+
+# ---- where the chunks go ------------------------------------------------------------------------
+
+
+class _Streamed:
+    """To the client, as they come."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
+
+    @property
+    def begun(self) -> bool:
+        return self._stream.told
+
+    def start(self) -> None:
+        """A new attempt begins."""
+
+    async def take(self, chunks: Collection[dict[str, object]]) -> bool:
+        """Returns whether more is wanted."""
+        wire = self._stream.wire
+        await self._stream.send(b"".join(wire.chunk(chunk) for chunk in chunks))
+        return not self._stream.left
+
+    async def end(self) -> None:
+        await self._stream.send(self._stream.wire.end())
+
+
+class _Collected:
+    """Into one reply: the client has nothing of it before its end."""
+
+    begun = False
+
+    def __init__(self) -> None:
+        self.folded = Folded()
+
+    def start(self) -> None:
+        self.folded = Folded()
+
+    async def take(self, chunks: Collection[dict[str, object]]) -> bool:
+        for chunk in chunks:
+            self.folded.add(chunk)
+        return True
+
+    async def end(self) -> None:
+        pass
+
+
+# ---- attempts -----------------------------------------------------------------------------------
+
+
+async def _attempts(
+    request: web.Request, policy: Policy, ask: Ask, sink: _Streamed | _Collected
+) -> None:
     backends = request.app[GATEWAY].backends
     failed: set[str] = set()
     while True:
         try:
-            async with prepared(policy, ask, backends, failed) as generation:
-                return await _answer(request, generation, policy, ask)
+            async with prepared(policy, ask, backends, failed) as generations:
+                await _attempt(generations, policy, ask, sink)
+            return
         except UpstreamError as error:
-            if error.engine is None or error.engine in failed or ANSWERED in request:
+            if error.engine is None or error.engine in failed or sink.begun:
                 raise
             failed.add(error.engine)
             if not _spare(policy, ask, backends, failed):
@@ -59,9 +126,9 @@ def _spare(
     return all(any(r.url not in failed for r in replicas.replicas) for replicas in sets)
 
 
-async def _answer(
-    request: web.Request, generation: Generation, policy: Policy, ask: Ask
-) -> web.StreamResponse:
+async def _attempt(
+    generations: list[Generation], policy: Policy, ask: Ask, sink: _Streamed | _Collected
+) -> None:
     reply = Reply(
         id=f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -72,74 +139,17 @@ async def _answer(
         logprobs=ask.logprobs,
     )
     started = time.perf_counter()
+    sink.start()
     try:
-        async with aclosing(generation.run()) as batches:
-            if ask.stream:
-                return await _stream(request, generation, reply, ask, batches)
-            return await _collect(generation, reply, batches)
+        async with aclosing(chunks_of(generations, reply, ask)) as batches:
+            async for chunks in batches:
+                if not await sink.take(chunks):
+                    return
+        await sink.end()
     finally:
-        generation.session.cancel()  # nothing, if it has ended
-        _log(generation, time.perf_counter() - started)
-
-
-async def _stream(
-    request: web.Request,
-    generation: Generation,
-    reply: Reply,
-    ask: Ask,
-    batches: AsyncIterator[list[Output]],
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers=STREAM_HEADERS)
-    async for outputs in batches:
-        frame = reply.delta_events(o for o in outputs if isinstance(o, Delta))
-        if not response.prepared:
-            await response.prepare(request)
-            if ask.chat:
-                frame = reply.role_event(*generation.writer) + frame
-        frame += _ending(outputs[-1], generation, reply, ask)
-        if not frame:
-            continue
-        try:
-            await response.write(frame)
-        except ConnectionError:  # the client left
-            return response
-    return response
-
-
-def _ending(output: Output, generation: Generation, reply: Reply, ask: Ask) -> bytes:
-    """How the stream ends, if it does: an error is followed by nothing, least of all by [DONE]."""
-    match output:
-        case Failed(message):
-            error = _failure(generation, message)
-            return sse.event(orjson.dumps(error.body()))
-        case Finished(reason, usage):
-            ending = reply.finish_event(reason, *generation.writer)
-            if ask.include_usage:
-                ending += reply.usage_event(generation.usage(usage), *generation.writer)
-            return ending + DONE_EVENT
-    return b""
-
-
-async def _collect(
-    generation: Generation, reply: Reply, batches: AsyncIterator[list[Output]]
-) -> web.Response:
-    deltas: list[Delta] = []
-    async for outputs in batches:
-        deltas += (o for o in outputs if isinstance(o, Delta))
-        match outputs[-1]:
-            case Finished(reason, usage):
-                content = reply.response(deltas, reason, generation.usage(usage))
-                return web.Response(body=content, content_type="application/json")
-            case Failed(message):
-                raise _failure(generation, message)
-    raise AssertionError("a session ends with Finished or Failed")
-
-
-def _failure(generation: Generation, message: str) -> UpstreamError:
-    log.warning("generation failed", engine=generation.engine, error=message)
-    error = UpstreamError(message, code="generation_failed")
-    error.engine = generation.engine
-    return error
+        for generation in generations:
+            generation.session.cancel()  # nothing, if it has ended
+            _log(generation, time.perf_counter() - started)
 
 
 def _log(generation: Generation, seconds: float) -> None:
@@ -147,6 +157,7 @@ def _log(generation: Generation, seconds: float) -> None:
     log.info(
         "generation",
         policy=generation.policy.name,
+        choice=generation.index,
         outcome=session.state,
         handoff=session.handoff,
         why=generation.pair.why,
@@ -155,5 +166,17 @@ def _log(generation: Generation, seconds: float) -> None:
         discarded_tokens=usage.discarded_tokens,
         handoffs=usage.handoffs,
         handoff_ms_p50=generation.handoffs.median(),
+        ignored=_ignored(generation),
         seconds=round(seconds, 4),
+    )
+
+
+def _ignored(generation: Generation) -> list[str]:
+    """Request fields that had no effect on one of the engines."""
+    return sorted(
+        {
+            field
+            for role, side in generation.pair.sides.items()
+            for field in side.engine.ignored(generation.sampling[role].fields)
+        }
     )

@@ -1,18 +1,15 @@
-"""OpenAI's wire format, the replies: deltas and usage to chunks and responses. Pure."""
+"""OpenAI's wire format, the replies: deltas and usage to chunks, chunks to whole replies. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-import orjson
-
-from gateway import sse
 from relaygen.events import Delta, DeltaKind, Piece, Role
 from relaygen.usage import Usage
 
-DONE_EVENT = sse.event(sse.DONE)
+Chunk: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,40 +24,33 @@ class Reply:
     trace: bool
     logprobs: int | None
 
-    def role_event(self, role: Role, segment: int) -> bytes:
-        """The first chunk of a chat stream."""
-        extra = self._trace(role, segment)
-        return self._event({"role": "assistant", "content": ""}, None, extra=extra)
+    def role_chunk(self, index: int, writer: tuple[Role, int]) -> Chunk:
+        """The first chunk of a choice in a chat."""
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, writer=writer)
 
-    def delta_events(self, deltas: Iterable[Delta]) -> bytes:
-        """The chunks of some deltas, ready to be written at once."""
-        return b"".join(self._delta_event(delta) for delta in deltas if self._shows(delta))
+    def text_chunk(self, index: int, text: str, writer: tuple[Role, int]) -> Chunk:
+        """Text that no model wrote: the prompt, echoed."""
+        return self._chunk(index, {}, None, text=text, writer=writer)
 
-    def finish_event(self, reason: str, role: Role, segment: int) -> bytes:
-        return self._event({}, reason, extra=self._trace(role, segment))
+    def delta_chunks(self, index: int, deltas: Iterable[Delta]) -> Iterator[Chunk]:
+        return (self._delta_chunk(index, delta) for delta in deltas if self._shows(delta))
 
-    def usage_event(self, usage: dict[str, Any], role: Role, segment: int) -> bytes:
-        chunk = {**self._head(chunk=True), "choices": [], "usage": usage}
-        return sse.event(orjson.dumps(chunk | self._trace(role, segment)))
+    def finish_chunk(
+        self, index: int, reason: str, stop: str | None, writer: tuple[Role, int]
+    ) -> Chunk:
+        """`stop` is the client's stop string that was found: told as vLLM does."""
+        chunk = self._chunk(index, {}, reason, writer=writer)
+        if stop is not None:
+            chunk["choices"][0]["stop_reason"] = stop
+        return chunk
 
-    def response(self, deltas: Sequence[Delta], reason: str, usage: dict[str, Any]) -> bytes:
-        """The whole reply of a request that does not stream."""
-        logprobs = [entry for delta in deltas for entry in self._entries(delta)]
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
-        if self.chat:
-            choice["message"] = {"role": "assistant", **self._message(deltas)}
-            choice["logprobs"] = None if self.logprobs is None else {"content": logprobs}
-        else:
-            choice |= {"text": "".join(delta.text for delta in deltas), "logprobs": None}
-        head = self._head(chunk=False)
-        return orjson.dumps({**head, "choices": [choice], "usage": usage})
+    def usage_chunk(self, usage: dict[str, Any], writer: tuple[Role, int]) -> Chunk:
+        return {**self._head(), "choices": [], "usage": usage, **self._trace(*writer)}
 
-    def _message(self, deltas: Sequence[Delta]) -> dict[str, str]:
-        texts: dict[str, list[str]] = {"content": []}
-        for delta in deltas:
-            for key in self._keys(delta.kind):
-                texts.setdefault(key, []).append(delta.text)
-        return {key: "".join(parts) for key, parts in texts.items()}
+    def taken_over(self, index: int, chunk: Chunk, writer: tuple[Role, int]) -> Chunk:
+        """A chunk of an engine's own, made one of this reply; its choice stays as it is."""
+        choices = [{**choice, "index": index} for choice in chunk["choices"]]
+        return {**self._head(), "choices": choices, **self._trace(*writer)}
 
     def _shows(self, delta: Delta) -> bool:
         return not self.chat or bool(self._keys(delta.kind))
@@ -73,46 +63,151 @@ class Reply:
             return ()
         return ("reasoning_content", "reasoning") if self.field == "both" else (self.field,)
 
-    def _delta_event(self, delta: Delta) -> bytes:
-        extra = self._trace(delta.role, delta.segment)
+    def _delta_chunk(self, index: int, delta: Delta) -> Chunk:
+        writer = (delta.role, delta.segment)
+        logprobs = None if self.logprobs is None else self._logprobs(delta)
         if not self.chat:
-            return self._event({}, None, text=delta.text, extra=extra)
+            return self._chunk(index, {}, None, text=delta.text, logprobs=logprobs, writer=writer)
         content = dict.fromkeys(self._keys(delta.kind), delta.text)
-        entries = None if self.logprobs is None else {"content": self._entries(delta)}
-        return self._event(content, None, logprobs=entries, extra=extra)
+        return self._chunk(index, content, None, logprobs=logprobs, writer=writer)
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        assert self.logprobs is not None
+        pieces = [piece for piece in delta.pieces if piece.logprob is not None]
+        if self.chat:
+            entries = [{**_entry(p, self.logprobs), "role": delta.role} for p in pieces]
+            return {"content": entries}
+        return {
+            "tokens": [piece.text for piece in pieces],
+            "token_logprobs": [piece.logprob for piece in pieces],
+            "top_logprobs": [_legacy_top(piece, self.logprobs) for piece in pieces],
+            "roles": [delta.role for _ in pieces],
+        }
 
     def _trace(self, role: Role, segment: int) -> dict[str, Any]:
         return {"relaygen": {"role": role, "segment": segment}} if self.trace else {}
 
-    def _entries(self, delta: Delta) -> list[dict[str, Any]]:
-        if self.logprobs is None:
-            return []
-        return [
-            {**_entry(piece, self.logprobs), "role": delta.role}
-            for piece in delta.pieces
-            if piece.logprob is not None
-        ]
-
-    def _event(
+    def _chunk(
         self,
+        index: int,
         delta: dict[str, str],
         reason: str | None,
         *,
+        writer: tuple[Role, int],
         text: str = "",
         logprobs: dict[str, Any] | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice: dict[str, Any] = {"index": 0}
+    ) -> Chunk:
+        choice: dict[str, Any] = {"index": index}
         choice |= {"delta": delta} if self.chat else {"text": text}
         choice |= {"logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head(chunk=True), "choices": [choice], **(extra or {})}
-        return sse.event(orjson.dumps(chunk))
+        return {**self._head(), "choices": [choice], **self._trace(*writer)}
 
-    def _head(self, *, chunk: bool) -> dict[str, Any]:
-        kind = "text_completion"
-        if self.chat:
-            kind = "chat.completion.chunk" if chunk else "chat.completion"
+    def _head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def _entry(piece: Piece, top: int) -> dict[str, Any]:
+    alternatives = [_token(t.text, t.logprob) for t in piece.top[:top]]
+    return {**_token(piece.text, piece.logprob), "top_logprobs": alternatives}
+
+
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _legacy_top(piece: Piece, top: int) -> dict[str, float] | None:
+    """As OpenAI's completions have it: the likeliest, and the sampled token in any case."""
+    if not top:
+        return None
+    found = {t.text: t.logprob for t in piece.top[:top]}
+    assert piece.logprob is not None
+    return {**found, piece.text: piece.logprob}
+
+
+# ---- the whole reply ----------------------------------------------------------------------------
+
+
+class Folded:
+    """Folds the chunks of a stream to what the same request gets without `stream`."""
+
+    def __init__(self) -> None:
+        self._head: Chunk = {}
+        self._choices: dict[int, _Choice] = {}
+        self._usage: dict[str, Any] | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        if not self._head:
+            self._head = {key: chunk[key] for key in ("id", "object", "created", "model")}
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk["choices"]:
+            self._choices.setdefault(choice["index"], _Choice()).add(choice)
+
+    def whole(self) -> dict[str, Any]:
+        chat = self._head["object"] == "chat.completion.chunk"
+        choices = [
+            {"index": index, **(choice.chat() if chat else choice.text())}
+            for index, choice in sorted(self._choices.items())
+        ]
+        kind = "chat.completion" if chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage}
+
+
+class _Choice:
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._tools: dict[Any, dict[str, Any]] = {}
+        self._logprobs: dict[str, list[Any]] | None = None
+        self._finish: dict[str, Any] = {}
+
+    def add(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta") or {"text": choice.get("text")}
+        for key, value in delta.items():
+            if isinstance(value, str) and key != "role":
+                self._texts.setdefault(key, []).append(value)
+        for call in delta.get("tool_calls") or ():
+            self._tool(call)
+        for key, values in (choice.get("logprobs") or {}).items():
+            self._logprobs = self._logprobs or {}
+            self._logprobs.setdefault(key, []).extend(values or ())
+        if choice.get("finish_reason") is not None:
+            known = ("index", "delta", "text", "logprobs", "token_ids")
+            self._finish = {k: v for k, v in choice.items() if k not in known}
+
+    def _tool(self, call: dict[str, Any]) -> None:
+        """Deltas of one call have its index; an engine that sends none sends whole calls."""
+        key = call["index"] if call.get("index") is not None else f"call {len(self._tools)}"
+        kept = self._tools.setdefault(key, {"id": None, "type": "function", "function": {}})
+        kept["id"] = call.get("id") or kept["id"]
+        function = call.get("function") or {}
+        for part in ("name", "arguments"):
+            kept["function"][part] = kept["function"].get(part, "") + (function.get(part) or "")
+
+    def chat(self) -> dict[str, Any]:
+        texts = {key: "".join(parts) for key, parts in self._texts.items()}
+        message: dict[str, Any] = {"role": "assistant", "content": "", **texts}
+        if self._tools:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = list(self._tools.values())
+        return {"message": message, "logprobs": self._logprobs, **self._finish}
+
+    def text(self) -> dict[str, Any]:
+        logprobs = self._logprobs
+        if logprobs is not None:
+            logprobs["text_offset"] = _offsets(logprobs.get("tokens", []))
+        text = "".join(self._texts.get("text", ()))
+        return {"text": text, "logprobs": logprobs, **self._finish}
+
+
+def _offsets(tokens: Iterable[str]) -> list[int]:
+    offsets, end = [], 0
+    for token in tokens:
+        offsets.append(end)
+        end += len(token)
+    return offsets
+
+
+# ---- usage --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -127,30 +222,24 @@ class HandoffTimes:
 
 
 def usage_object(
-    policy: str, usage: Usage, prompt_tokens: int, handoffs: HandoffTimes
+    policy: str, usage: Usage, prompt_tokens: int, handoffs: HandoffTimes, segments: int
 ) -> dict[str, Any]:
-    """`usage` of a relayed generation."""
+    """`usage` of a relayed generation; says so where a number is an estimate."""
+    ours: dict[str, Any] = {
+        "policy": policy,
+        "large_tokens": usage.large_tokens,
+        "small_tokens": usage.small_tokens,
+        "discarded_tokens": usage.discarded_tokens,
+        "segments": segments,
+        "handoffs": usage.handoffs,
+        "large_utilization": round(usage.large_utilization, 4),
+        "handoff_ms_p50": handoffs.median(),
+    }
+    if usage.estimated:
+        ours["estimated"] = True
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": prompt_tokens + usage.completion_tokens,
-        "relaygen": {
-            "policy": policy,
-            "large_tokens": usage.large_tokens,
-            "small_tokens": usage.small_tokens,
-            "discarded_tokens": usage.discarded_tokens,
-            "segments": usage.segments,
-            "handoffs": usage.handoffs,
-            "large_utilization": round(usage.large_utilization, 4),
-            "handoff_ms_p50": handoffs.median(),
-        },
+        "relaygen": ours,
     }
-
-
-def _entry(piece: Piece, top: int) -> dict[str, Any]:
-    alternatives = [_token(t.text, t.logprob) for t in piece.top[:top]]
-    return {**_token(piece.text, piece.logprob), "top_logprobs": alternatives}
-
-
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

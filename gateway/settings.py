@@ -64,8 +64,21 @@ class Backend(_Section):
     """The servers of one model. All URLs serve the same model: they are its replicas."""
 
     urls: EngineUrls = Field(description="Base URLs, ending in /v1.")
-    engine: Literal["auto", "vllm", "llamacpp"] = Field(
-        default="auto", description="Dialect; `auto` asks the server."
+    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "openai"] = Field(
+        default="auto",
+        description="Dialect; `auto` asks the server. `openai`: any other OpenAI-style API.",
+    )
+    continuation: Literal["auto", "completions", "chat"] = Field(
+        default="auto",
+        description="How a generation is gone on with: from a raw prompt, or from an unfinished "
+        "assistant message; `auto`: `completions` where the server can.",
+    )
+    prefill: Literal["auto", "trailing", "prefix", "prefix_reasoning", "continue"] = Field(
+        default="auto",
+        description="How a chat API is told that the assistant message is unfinished: a last "
+        "message is gone on with; `prefix: true` (Mistral); the same with the thinking in "
+        "`reasoning_content` (DeepSeek); `continue_final_message` (vLLM). `auto`: as the engine "
+        "is known to want it.",
     )
     api_key: SecretStr | None = Field(default=None, description="Bearer token for the engine.")
 
@@ -79,6 +92,9 @@ class Timeouts(_Section):
     )
     idle: float = Field(
         default=300.0, gt=0, description="Without a byte from an engine, prefill included."
+    )
+    keep_alive: float = Field(
+        default=15.0, gt=0, description="Of silence in a stream, until a comment is sent."
     )
     drain: float = Field(
         default=30.0, ge=0, description="For running generations to end after SIGTERM."

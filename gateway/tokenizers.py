@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from gateway.engines.base import Prompt, Tokenization, template_kwargs
+import orjson
+
+from gateway.engines.tokenization import Prompt, Tokenization, template_kwargs
 from gateway.errors import RequestError, UpstreamError
 
-_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
     ArithmeticError,
     AttributeError,
@@ -58,7 +60,7 @@ class LocalTokenizer(Tokenization):
         except (OverflowError, TypeError, ValueError) as error:
             raise UpstreamError(f"{self.name} knows no such token ids: {error}") from None
 
-    async def vocabulary(self, model: str) -> str:
+    async def vocabulary(self, model: str) -> str | None:
         if self._vocabulary is None:
             self._vocabulary = await super().vocabulary(model)
         return self._vocabulary
@@ -76,16 +78,39 @@ class LocalTokenizer(Tokenization):
         _refuse_own_arguments({**request, **kwargs})
         refusals: tuple[type[Exception], ...] = (*_TEMPLATE_ERRORS, TemplateError)
         try:
-            text = tokenizer.apply_chat_template(
-                request["messages"], tokenize=False, **fields, **kwargs
-            )
+            messages = [_readable(message) for message in request["messages"]]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **fields, **kwargs)
         except refusals as error:
             raise RequestError(
                 f"The chat template of {self.name} can't render these messages: {error}",
                 param="messages",
             ) from error
         # The template has written what special tokens it wants.
-        return Prompt(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        bos = tokenizer.bos_token or ""
+        return Prompt(ids, text, bos=bos if bos and text.startswith(bos) else "")
+
+
+def _readable(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content as one text, tool arguments as an object."""
+    read = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        read["content"] = "\n".join(str(part.get("text") or "") for part in content)
+    if isinstance(message.get("tool_calls"), list):
+        read["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
+    return read
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"] or "{}")
+    except orjson.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _refuse_own_arguments(request: Mapping[str, Any]) -> None:

@@ -46,9 +46,13 @@ async def _note_reuse(session: ClientSession, context: SimpleNamespace, params: 
 class Upstream:
     """One engine's base URL (without /v1) and how to talk to it."""
 
-    def __init__(self, session: ClientSession, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, session: ClientSession, url: str, api_key: str | None = None, *, bare: bool = False
+    ) -> None:
         self._session = session
         self.url = url
+        self._bare = bare
+        """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def get(self, path: str) -> Any:
@@ -58,6 +62,14 @@ class Upstream:
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer of a POST."""
         return await self._json("POST", path, encoded(body))
+
+    async def check(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """A GET, or a POST, whose answer matters by its status alone."""
+        data = None if body is None else encoded(body)
+        async with self.request("GET" if data is None else "POST", path, data) as response:
+            await raise_for_error(response, self.url)
+            with _mapped(self.url):
+                await response.read()
 
     async def _json(self, method: str, path: str, data: bytes | None) -> Any:
         async with self.request(method, path, data) as response:
@@ -90,6 +102,8 @@ class Upstream:
     async def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> ClientResponse:
+        if self._bare:
+            path = path.removeprefix("/v1")
         while True:
             context = {"reused": False}
             with _mapped(self.url):

@@ -49,9 +49,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunk:
-    """Zero, one or many tokens, as one read of the stream brought them."""
+    """Zero, one or many tokens, as one read of the stream brought them.
+
+    `estimated` says that the engine told no counts, and that those of the pieces are a guess.
+    """
 
     pieces: tuple[Piece, ...]
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Delegated:
+    """The thinking is over: another writes what follows `text`, which is all that was kept.
+
+    `text` is empty where the model did not think: then another writes the whole reply.
+    """
+
+    text: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The generation can't go on; what was kept stays valid."""
 
@@ -142,4 +157,4 @@ class Failed:
     usage: Usage
 
 
-Output: TypeAlias = Delta | Handoff | Finished | Failed
+Output: TypeAlias = Delta | Handoff | Finished | Delegated | Failed

@@ -82,6 +82,11 @@ class Policy(_Section):
     cues: Cues
     boundary: Boundary = Field(default_factory=Boundary)
     answer: Role = Field(default=Role.SMALL, description="Who writes what follows the thinking.")
+    tools: Literal["large", "small", "whole"] = Field(
+        default="large",
+        description="Who writes what follows the thinking of a request with tools or structured "
+        "output; `whole`: the large model, thinking and all.",
+    )
     plain: Literal["large", "relay"] = Field(
         default="large", description="Generations without thinking: `large` alone, or `relay`."
     )

@@ -18,6 +18,7 @@ from relaygen.events import (
     DecodeFailed,
     DecodeFinished,
     DecodeRequest,
+    Delegated,
     Event,
     Failed,
     Finished,
@@ -55,7 +56,8 @@ class RelaySession:
     id is unknown. `phase` says where the rendered prompt leaves the model: before, inside or after
     its thinking. `solo` lets one role write everything. `close_ids` are the token ids of
     "\\n" + the closing tag, for a model that ends its turn inside the thinking. Without
-    `move_blanks` a text prefix may end in a blank, as the reference's does.
+    `move_blanks` a text prefix may end in a blank, as the reference's does. With `delegate` the
+    session ends with the thinking: what follows is another's to write.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RelaySession:
         solo: Role | None = None,
         close_ids: tuple[int, ...] = (),
         move_blanks: bool = True,
+        delegate: bool = False,
     ) -> None:
         if solo is None and phase is Phase.ANSWER and policy.plain == "large":
             solo = Role.LARGE
@@ -75,6 +78,7 @@ class RelaySession:
         self._limits = limits
         self._solo = solo
         self._close_ids = close_ids
+        self._delegate = delegate
         self._splitter = ThinkingSplitter(policy.thinking.open, policy.thinking.close, phase)
         stops = StopMatcher(limits.stops, include=limits.include_stop)
         self._transcript = Transcript(self._splitter, stops, policy.stops)
@@ -85,6 +89,7 @@ class RelaySession:
         self._outputs: list[Output] = []
         self._lagging: list[Piece] = []  # tokens whose text has not come yet
         self._received = 0  # tokens of the open decode
+        self._guessed = False  # whether they are an estimate
         self._kept_here = 0  # tokens kept of the open decode
         self._segment_tokens = 0
         self.state = State.READY
@@ -109,6 +114,12 @@ class RelaySession:
         """Everything kept so far, tags and all."""
         return self._kept.text()
 
+    @property
+    def left(self) -> int | None:
+        """Tokens that the budget still has; None for no limit."""
+        limit = self._limits.max_tokens
+        return None if limit is None else limit - self._ledger.kept
+
     def next_decode(self) -> DecodeRequest | None:
         """The decode to open now, or None when the generation has ended."""
         if self.decoding:
@@ -119,12 +130,13 @@ class RelaySession:
             self._move(Trigger.SOLO if self._solo else Trigger.START)
         self.decoding = True
         self._received = self._kept_here = 0
+        self._guessed = False
         limits, kept = self._limits, self._ledger.kept
         return DecodeRequest(
             role=self.role,
             segment=self.segment,
             prefix=self._kept.prefix(),
-            max_tokens=None if limits.max_tokens is None else limits.max_tokens - kept,
+            max_tokens=self.left,
             min_tokens=None if limits.min_tokens is None else max(0, limits.min_tokens - kept),
             seed=None if limits.seed is None else limits.seed + self.segment,
         )
@@ -138,6 +150,7 @@ class RelaySession:
             raise LocalMisuseError("receive() while no decode is open")
         match event:
             case DecodeChunk():
+                self._guessed |= event.estimated
                 self._chunk(event.pieces)
             case DecodeFinished():
                 self._decode_finished(event)
@@ -177,6 +190,8 @@ class RelaySession:
             self._hand_over(Trigger.BOUNDARY, cut.text)
             return
         text = piece.text[: cut.keep] if cut else piece.text
+        if self._delegate and (end := self._splitter.closes_at(text)) is not None:
+            text = text[:end]
         self._keep(pieces, text)
         self._advance(cut, whole=text == piece.text)
 
@@ -217,7 +232,7 @@ class RelaySession:
             self._finish(Trigger.STOP, "stop")
         elif self.state is State.ANSWER:
             return
-        elif self._splitter.phase is Phase.ANSWER and not self._relaying:
+        elif self._splitter.phase is Phase.ANSWER and (self._delegate or not self._relaying):
             self._answer(whole=whole)
         elif cut:
             self._hand_over(
@@ -227,15 +242,32 @@ class RelaySession:
             self._hand_over(Trigger.BOUNDARY, "")
 
     def _answer(self, *, whole: bool) -> None:
-        if not self._splitter.thought:
+        if self._delegate:
+            self._delegated()
+        elif not self._splitter.thought:
             self._move(Trigger.PLAIN)
         elif self.role is self._policy.answer and whole:
             self._move(Trigger.THINK_END)  # its stream simply goes on
         else:
             self._hand_over(Trigger.THINK_END, self._policy.thinking.close)
 
+    def _delegated(self) -> None:
+        self.decoding = False
+        if self._splitter.thought and self._spent:
+            self._finish(Trigger.LIMIT, "length")
+            return
+        self._account()
+        self._move(Trigger.DELEGATE)
+        text = self.text
+        if not self._splitter.thought:
+            self._transcript.withdraw()
+            self._ledger.withdraw()
+            text = ""
+        self._outputs.append(Delegated(text, self.usage))
+
     def _hand_over(self, trigger: Trigger, text: str) -> None:
         self.decoding = False
+        self._account()
         if self._spent:
             self._finish(Trigger.LIMIT, "length")
             return
@@ -261,8 +293,7 @@ class RelaySession:
 
     @property
     def _spent(self) -> bool:
-        limit = self._limits.max_tokens
-        return limit is not None and self._ledger.kept >= limit
+        return self.left is not None and self.left <= 0
 
     # ---- how a decode ends ----------------------------------------------------------------------
 
@@ -270,6 +301,9 @@ class RelaySession:
         self.decoding = False
         unseen = max(0, event.tokens - self._received) if event.tokens is not None else 0
         ending = unseen + _tokens(self._take_lagging())
+        if self._guessed and event.tokens is not None:  # now it is told how many they were
+            self._ledger.keep(event.tokens - self._received, large=self.role is Role.LARGE)
+            self._guessed, ending = False, 0
         if event.reason == "stop" and self._goes_on(ending):
             return
         self._ledger.keep(ending, large=self.role is Role.LARGE)
@@ -284,6 +318,10 @@ class RelaySession:
             trigger = Trigger.BOUNDARY
         elif self.state is State.LARGE and self._splitter.phase is Phase.THINKING:
             self._close_thinking()
+            if self._delegate:
+                self._ledger.discarded += ending
+                self._delegated()
+                return True
             trigger = Trigger.UNCLOSED
         elif self.state is State.ANSWER and self._answer_is_missing():
             trigger = Trigger.EMPTY
@@ -305,6 +343,7 @@ class RelaySession:
 
     def _finish(self, trigger: Trigger, reason: str) -> None:
         self.decoding = False
+        self._account()
         self._let_go()
         if self._transcript.stop is not None:  # it may end in the blank just let go
             trigger, reason = Trigger.STOP, "stop"
@@ -313,6 +352,7 @@ class RelaySession:
 
     def _fail(self, message: str) -> None:
         self.decoding = False
+        self._account()
         self._move(Trigger.ERROR)
         self._discard(self._take_lagging())
         self._let_go()
@@ -321,6 +361,9 @@ class RelaySession:
     def _let_go(self) -> None:
         self._transcript.push(self.role, self.segment, self._kept.release_blank())
         self._transcript.flush()
+
+    def _account(self) -> None:
+        self._ledger.estimated |= self._guessed
 
     def _move(self, trigger: Trigger) -> None:
         self.state = after(self.state, trigger)

@@ -38,6 +38,8 @@ class Trigger(StrEnum):
     THINK_END = "think_end"
     UNCLOSED = "unclosed"
     """The large model ended its turn inside the thinking."""
+    DELEGATE = "delegate"
+    """The thinking is over, and what follows is not the session's to write."""
     PLAIN = "plain"
     """The model answers without thinking."""
     EMPTY = "empty"
@@ -60,6 +62,8 @@ def _table() -> dict[tuple[State, Trigger], State]:
         (State.LARGE, Trigger.UNCLOSED): State.ANSWER,
         (State.LARGE, Trigger.PLAIN): State.ANSWER,
         (State.ANSWER, Trigger.EMPTY): State.ANSWER,
+        (State.LARGE, Trigger.DELEGATE): State.DONE,
+        (State.SMALL, Trigger.DELEGATE): State.DONE,
     }
     for state in (State.LARGE, State.SMALL, State.ANSWER):
         table[state, Trigger.FINISH] = State.DONE

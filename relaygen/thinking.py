@@ -46,6 +46,17 @@ class ThinkingSplitter:
             return self._undecided(text)
         return self._thinking(text)
 
+    def closes_at(self, text: str) -> int | None:
+        """Where in `text`, were it pushed now, the thinking would be closed; None: nowhere."""
+        if self.phase is not Phase.THINKING:
+            return None
+        state = self._state
+        for i, char in enumerate(text):
+            state = self._watch.step(state, char)
+            if self._watch.ends[state]:
+                return i + 1
+        return None
+
     def flush(self) -> list[Part]:
         """What was held back, when no more text will come."""
         held, self._held, self._state = self._held, "", 0

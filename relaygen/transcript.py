@@ -47,6 +47,10 @@ class Transcript:
         self._pass_on(self.splitter.flush())
         self._release()
 
+    def withdraw(self) -> None:
+        """Forget what was not taken yet."""
+        self._runs, self._pieces = [], []
+
     def take(self) -> list[Delta]:
         """The deltas since the last call. The pieces ride on the last that is no tag."""
         deltas = [

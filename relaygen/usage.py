@@ -7,12 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts. Kept tokens are in the text or ended the turn; discarded ones are neither."""
+    """Token counts. Kept tokens are in the text or ended the turn; discarded ones are neither.
+
+    `estimated` says that an engine did not count some of them.
+    """
 
     large_tokens: int = 0
     small_tokens: int = 0
     discarded_tokens: int = 0
     handoffs: int = 0
+    estimated: bool = False
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.large_tokens + other.large_tokens,
+            self.small_tokens + other.small_tokens,
+            self.discarded_tokens + other.discarded_tokens,
+            self.handoffs + other.handoffs,
+            self.estimated or other.estimated,
+        )
 
     @property
     def completion_tokens(self) -> int:
@@ -31,10 +44,11 @@ class Usage:
 class Ledger:
     """Counts tokens by what became of them."""
 
-    __slots__ = ("discarded", "handoffs", "large", "small")
+    __slots__ = ("discarded", "estimated", "handoffs", "large", "small")
 
     def __init__(self) -> None:
         self.large = self.small = self.discarded = self.handoffs = 0
+        self.estimated = False
 
     @property
     def kept(self) -> int:
@@ -46,5 +60,10 @@ class Ledger:
         else:
             self.small += count
 
+    def withdraw(self) -> None:
+        """What was kept is not, after all."""
+        self.discarded += self.kept
+        self.large = self.small = 0
+
     def usage(self) -> Usage:
-        return Usage(self.large, self.small, self.discarded, self.handoffs)
+        return Usage(self.large, self.small, self.discarded, self.handoffs, self.estimated)

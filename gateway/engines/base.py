@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+import re
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-import orjson
+import structlog
+from aiohttp import ClientResponse
 
-from gateway import sse
-from gateway.errors import RequestError, UpstreamError
-from gateway.upstream import Upstream, encoded, error_of, raise_for_error
-from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, Piece
+from gateway.engines.chat import Chat, ChatReader, Prefill, chat_body
+from gateway.engines.reading import ChunkReader, events_of
+from gateway.engines.tokenization import Prompt, Tokenization
+from gateway.errors import GatewayError, RequestError, UnreachableError
+from gateway.upstream import Upstream, encoded, raise_for_error
+from relaygen.events import DecodeRequest, Event
+from relaygen.policy import Thinking
 
-# Words, digits, blanks, code, accents, scripts, symbols: where two vocabularies or pre-tokenizers
-# differ, some of it is cut differently or numbered differently.
-VOCABULARY_PROBE = (
-    "Therefore, the SUM of 12345 and 3.14159 isn't 42; we've\n\n\tdef f(x):\n    return x**2\r\n"
-    "naïve façade Straße Ελληνικά Русский עברית العربية हिन्दी ไทย 中文 日本語 한국어 🎉 ∑∫√≠≤ "
-    "{}[]<>|\\/ http://a.b/c?d=e&f=g#h  double  spaces   triple ---- ==== 0123456789 AaBbCc xyzzy "
-    "antidisestablishmentarianism supercalifragilistic !!! ??? ... “quotes” ‘single’ 1e-9 0xFF\n"
+Continuation = Literal["completions", "chat"]
+
+log = structlog.get_logger()
+
+# vLLM: "... logprobs of 21, which is greater than max allowed: 20"; OpenAI: "... maximum is 5".
+_LOGPROB_LIMIT = re.compile(
+    r"logprobs.*?(?:max(?:imum)? allowed:?|maximum (?:value )?is|must be (?:<=|at most)) (\d+)",
+    re.S,
 )
-
-_TAIL_IDS = 12
-TAIL_CHARS = 64
-_TAILS_KEPT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rendered prompt: `ids` as the engine tokenized it, and their text where it is known."""
-
-    ids: tuple[int, ...]
-    text: str | None = None
+GREETING = {"role": "user", "content": "Hi"}
+_THOUGHT = "Okay, let me see."
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the probe learned. `vocabulary` fingerprints the tokenizer; `context` is in tokens."""
+    """What the probe learned. `vocabulary` fingerprints the tokenizer; `context` is in tokens.
+
+    `ids` tells whether the engine takes token ids and tells those it decodes, `bos` how many a
+    rendered prompt begins with, `continuation` by which endpoint a prefix is gone on from.
+    """
 
     dialect: str
     version: str
     models: tuple[str, ...]
     context: int | None
     vocabulary: str | None
+    ids: bool = True
+    max_logprobs: int | None = None
+    bos: int | None = None
+    continuation: Continuation = "completions"
+
+    def serves(self, model: str) -> bool:
+        """llama.cpp serves its one model under any name; some hosted APIs list none."""
+        return model in self.models or self.dialect == "llamacpp" or not self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells one server from another: cheap to ask, asked again and again."""
+
+    version: str
+    models: tuple[str, ...]
+    context: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,100 +73,82 @@ class Sampling:
     logprobs: int | None = None
 
 
-def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template is given beside the messages, as vLLM's chat endpoint gathers it."""
-    beside = ("reasoning_effort", "documents")
-    named = {key: request[key] for key in beside if request.get(key) is not None}
-    given = request.get("chat_template_kwargs") or {}
-    if not isinstance(given, Mapping):
-        message = f"`chat_template_kwargs` must be an object, not {given!r}"
-        raise RequestError(message, param="chat_template_kwargs")
-    return {**named, **given}
+@dataclass(slots=True)
+class Call:
+    """One request of a decode, and who reads its answer. `finished` once it was read to its end."""
 
-
-def fingerprint(ids: tuple[int, ...]) -> str:
-    return hashlib.sha256(orjson.dumps(ids)).hexdigest()[:16]
-
-
-class Tokenization(ABC):
-    """Renders and tokenizes: an engine, or a tokenizer of our own."""
-
-    def __init__(self) -> None:
-        self._tails: dict[tuple[int, ...], str] = {}
-        self._fixed: dict[str, tuple[int, ...]] = {}
-
-    @abstractmethod
-    async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
-        """The prompt of a chat request's `messages` (and its template fields)."""
-
-    @abstractmethod
-    async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
-        """Token ids of a text; with `special`, after the BOS that the model wants."""
-
-    @abstractmethod
-    async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
-        """The text of some ids, special tokens with it."""
-
-    async def vocabulary(self, model: str) -> str:
-        """Fingerprint: equal where the vocabulary and the way to cut text into it are equal."""
-        return fingerprint(await self.tokenize(model, VOCABULARY_PROBE))
-
-    async def fixed_ids(self, model: str, text: str) -> tuple[int, ...]:
-        """Token ids of a text that is needed again and again: asked for once."""
-        if text not in self._fixed:
-            self._fixed[text] = await self.tokenize(model, text)
-        return self._fixed[text]
-
-    async def tail(self, model: str, prompt: Prompt, length: int = TAIL_CHARS) -> str:
-        """The last `length` characters of the prompt's text, or a few more.
-
-        Templates end alike: a short tail is asked for once.
-        """
-        if prompt.text is not None:
-            return prompt.text[-length:]
-        if length > TAIL_CHARS:
-            return await self.detokenize(model, prompt.ids[-length:])  # no token is empty
-        ids = prompt.ids[-_TAIL_IDS:]
-        if ids not in self._tails:
-            if len(self._tails) >= _TAILS_KEPT:
-                self._tails.clear()
-            self._tails[ids] = await self.detokenize(model, ids)
-        return self._tails[ids]
+    path: str
+    body: dict[str, Any]
+    reader: ChunkReader
+    finished: bool = False
 
 
 class Engine(Tokenization):
     """One server. Subclasses know their dialect's paths, request fields and chunk shapes."""
 
     dialect: ClassVar[str]
+    ids: ClassVar[bool] = True
+    """Whether it takes token ids, and tells those that it decodes."""
+    renders: ClassVar[bool] = True
+    """Whether it renders and tokenizes prompts."""
+    prefill_given = False
+    """Whether the settings say how a message is gone on with: not for us to question."""
+    prefills: tuple[Prefill, ...] = ()
+    """How its chat endpoint may be told to go on from an unfinished message, the best first."""
+    ignores: ClassVar[frozenset[str]] = frozenset()
+    """Request fields that it does not know, or that must not be sent."""
+    max_logprobs: int | None = None
+    """Most alternatives a token that it tells; None where there is no limit."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, continuation: Continuation = "completions") -> None:
         super().__init__()
         self.upstream = upstream
+        self.continuation = continuation
         self.active = 0
         """Generations that run on it now, as far as this process knows."""
+        self._going_on: dict[tuple[str, Thinking, bool], Prefill | None] = {}
 
     @property
     def url(self) -> str:
         return self.upstream.url
 
     @abstractmethod
-    async def probe(self) -> EngineInfo:
+    async def identify(self) -> Identity:
         """Asks the server what it is and serves."""
 
-    async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
-        """The `prompt` field: the rendered prompt with the prefix after it."""
-        if not isinstance(prefix, str):
-            return [*prompt.ids, *prefix]
-        text = prompt.text
-        return (await self.detokenize(model, prompt.ids) if text is None else text) + prefix
+    async def probe(self, identity: Identity) -> EngineInfo:
+        """What the server can do, beyond what it says of itself."""
+        model = identity.models[0] if identity.models else None
+        return EngineInfo(
+            dialect=self.dialect,
+            version=identity.version,
+            models=identity.models,
+            context=identity.context,
+            vocabulary=await self.vocabulary(model) if model else None,
+            ids=self.ids and self.continuation == "completions",
+            max_logprobs=self.max_logprobs,
+            bos=await self._rendered_bos(model) if model else None,
+            continuation=self.continuation,
+        )
 
-    @abstractmethod
-    def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
-        """Request fields of this dialect."""
+    async def _rendered_bos(self, model: str) -> int | None:
+        """How many BOS a rendered prompt has; None where the engine renders none."""
+        try:
+            prompt = await self.render(model, {"messages": [GREETING]})
+            begin = await self.begin(model)
+        except UnreachableError:
+            raise
+        except GatewayError:
+            return None
+        if not begin or prompt.ids is None:
+            return 0
+        return prompt.ids.count(begin[-1])
 
-    @abstractmethod
-    def _reader(self) -> ChunkReader:
-        """A fresh reader for one decode's chunks."""
+    def wire_model(self, model: str) -> str:
+        """The model's name as this server wants it in a request."""
+        return model
+
+    # ---- decoding -------------------------------------------------------------------------------
 
     async def decode(
         self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling
@@ -160,96 +158,148 @@ class Engine(Tokenization):
         Closing the iterator early closes the connection, which aborts the generation upstream.
         Raises RequestError or UpstreamError where the engine refuses, breaks or can't be reached.
         """
+        while True:
+            call = await self._call(model, prompt, request, sampling)
+            try:
+                async with self._open(call) as response:
+                    async with (
+                        aclosing(self.upstream.stream(response)) as chunks,
+                        aclosing(events_of(chunks, call.reader, self.url)) as events,
+                    ):
+                        async for event in events:
+                            yield event
+                    call.finished = True
+                    return
+            except RequestError as error:
+                if not self._lower_logprobs(error, sampling):
+                    raise
+
+    def _lower_logprobs(self, error: RequestError, sampling: Sampling) -> bool:
+        """Whether fewer alternatives may do: the server said how many it tells at most."""
+        told = _LOGPROB_LIMIT.search(error.message)
+        if told is None or int(told.group(1)) >= self._logprobs(sampling):
+            return False
+        self.max_logprobs = int(told.group(1))
+        log.warning("fewer logprobs than asked for", engine=self.url, limit=self.max_logprobs)
+        return True
+
+    @asynccontextmanager
+    async def _open(self, call: Call) -> AsyncGenerator[ClientResponse]:
+        body = {key: value for key, value in call.body.items() if value is not None}
+        try:
+            async with self.upstream.request("POST", call.path, encoded(body)) as response:
+                await raise_for_error(response, self.url)
+                yield response
+        finally:
+            if not call.finished:
+                self._abandon(call)
+
+    def _abandon(self, call: Call) -> None:
+        """A decode was left before its end, and its connection closed: what else there is to do."""
+
+    async def _call(
+        self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling
+    ) -> Call:
+        """The request for one decode."""
+        if prompt.chat is not None:
+            return self._chat_call(model, prompt.chat, request, sampling)
         body = {
-            "model": model,
+            "model": self.wire_model(model),
             "prompt": await self._prompt(model, prompt, request.prefix),
             "stream": True,
             "stream_options": {"include_usage": True},
             **self._fields(request, sampling),
         }
-        data = encoded({key: value for key, value in body.items() if value is not None})
-        async with self.upstream.request("POST", "/v1/completions", data) as response:
-            await raise_for_error(response, self.url)
-            async with (
-                aclosing(self.upstream.stream(response)) as chunks,
-                aclosing(self._events(chunks)) as events,
-            ):
-                async for event in events:
-                    yield event
+        return Call("/v1/completions", body, self._reader())
 
-    async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event]:
-        decoder, reader = sse.EventDecoder(), self._reader()
-        async for chunk in chunks:
-            pieces, broken = self._read(chunk, decoder, reader)
-            if pieces:
-                yield DecodeChunk(tuple(pieces))
-            if broken is not None:
-                raise broken
-            if reader.done and reader.finish is not None:
-                break
-        if reader.finish is None:
-            raise UpstreamError(
-                f"The stream from the engine at {self.url} ended without a finish_reason",
-                code="engine_truncated",
-            )
-        if reader.finish in ("abort", "error"):
-            raise UpstreamError(f"The engine at {self.url} aborted the generation")
-        yield DecodeFinished(reader.finish, reader.tokens)
-
-    def _read(
-        self, chunk: bytes, decoder: sse.EventDecoder, reader: ChunkReader
-    ) -> tuple[list[Piece], UpstreamError | None]:
-        """The pieces of one read, and the error that broke it after them, if one did."""
-        pieces: list[Piece] = []
-        try:
-            for data in decoder.feed(chunk):
-                if data == sse.DONE:
-                    reader.done = True
-                else:
-                    pieces += reader.read(_object(data, self.url))
-        except sse.EventTooLargeError as error:
-            return pieces, UpstreamError(f"The engine at {self.url} sent {error}")
-        except UpstreamError as error:
-            return pieces, error
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            return pieces, UpstreamError(
-                f"The engine at {self.url} sent a chunk unlike {self.dialect}'s: {error!r}"
-            )
-        return pieces, None
-
-
-class ChunkReader(ABC):
-    """Reads one decode's chunks: `finish` and `tokens` fill in at its end."""
-
-    def __init__(self) -> None:
-        self.finish: str | None = None
-        self.tokens: int | None = None
-        self.done = False
-
-    def read(self, chunk: dict[str, Any]) -> list[Piece]:
-        if usage := chunk.get("usage"):
-            self.tokens = usage.get("completion_tokens")
-        choices = chunk.get("choices")
-        if not choices:
-            return []
-        choice = choices[0]
-        pieces = self._pieces(choice, chunk)
-        self.finish = choice.get("finish_reason") or self.finish
-        return pieces
+    async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
+        """The `prompt` field: the rendered prompt with the prefix after it."""
+        if isinstance(prefix, str):
+            return await self.text(model, prompt) + prefix
+        assert prompt.ids is not None, "ids go on from ids"
+        return [*prompt.ids, *prefix]
 
     @abstractmethod
-    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]: ...
+    def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
+        """Request fields of this dialect's completions endpoint."""
+
+    @abstractmethod
+    def _reader(self) -> ChunkReader:
+        """A fresh reader for one decode's chunks."""
+
+    def _logprobs(self, sampling: Sampling) -> int:
+        """Alternatives to ask for: what is wanted, within the engine's limit."""
+        wanted = sampling.logprobs or 0
+        return wanted if self.max_logprobs is None else min(wanted, self.max_logprobs)
+
+    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
+        """Which of these request fields would have no effect."""
+        return sorted(fields.keys() & self.ignores)
+
+    def _known(self, sampling: Sampling) -> dict[str, Any]:
+        return {k: v for k, v in sampling.fields.items() if k not in self.ignores}
+
+    # ---- the chat endpoint ----------------------------------------------------------------------
+
+    def _chat_call(
+        self, model: str, chat: Chat, request: DecodeRequest, sampling: Sampling
+    ) -> Call:
+        prefix = request.prefix
+        assert isinstance(prefix, str) or not prefix, "a chat goes on from text"
+        prefix = prefix or ""
+        assert isinstance(prefix, str)
+        body = {
+            **chat_body(chat, prefix),
+            **self._known(sampling),
+            **self._chat_fields(),
+            "model": self.wire_model(model),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+        }
+        if sampling.logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": self._logprobs(sampling)}
+        return Call("/v1/chat/completions", body, self._chat_reader(chat, prefix))
+
+    def _chat_fields(self) -> dict[str, Any]:
+        """Request fields of this dialect's chat endpoint, for a decode."""
+        return {}
+
+    def _chat_reader(self, chat: Chat, prefix: str) -> ChatReader:
+        return ChatReader(chat, prefix)
+
+    async def goes_on(self, model: str, thinking: Thinking, *, closed: bool) -> Prefill | None:
+        """How the chat endpoint goes on exactly from a thought, open or closed; None: it doesn't.
+
+        Shown by its template, which must render the unfinished message as the model wrote it.
+        """
+        if self.prefill_given:
+            return self.prefills[0]
+        key = (model, thinking, closed)
+        if key not in self._going_on:
+            tried = [p for p in self.prefills if await self._continues(model, thinking, closed, p)]
+            self._going_on[key] = tried[0] if tried else None
+        return self._going_on[key]
+
+    async def _continues(self, model: str, thinking: Thinking, closed: bool, form: Prefill) -> bool:
+        request = {"messages": [GREETING], "add_generation_prompt": True}
+        try:
+            plain = await self.text(model, await self.render(model, request))
+            opened = opened_by(plain, thinking)
+            prefix = _THOUGHT if opened else f"{thinking.open}\n{_THOUGHT}"
+            if closed:
+                prefix += f"\n{thinking.close}"
+            body = chat_body(Chat(request, thinking, opened, form), prefix)
+            rendered = await self.text(model, await self.render(model, body))
+        except UnreachableError:
+            raise
+        except GatewayError:  # the template refuses such a message
+            return False
+        return rendered == plain + prefix
 
 
-def _object(data: bytes, url: str) -> dict[str, Any]:
-    try:
-        chunk = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
-    if not isinstance(chunk, dict):
-        raise UpstreamError(f"The engine at {url} sent an event that is no object")
-    if chunk.get("error"):
-        error = error_of(data)
-        message = error.pop("message", "unknown error")
-        raise UpstreamError(f"The engine at {url} failed: {message}", **error)
-    return chunk
+def opened_by(rendered: str, thinking: Thinking) -> str:
+    """What the template has written of the reply: its opening tag and the blanks around, or ""."""
+    end = rendered.rstrip()
+    return rendered[len(end) - len(thinking.open) :] if end.endswith(thinking.open) else ""

@@ -5,46 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import ChunkReader, Engine, EngineInfo, Prompt, Sampling
-from gateway.upstream import Upstream
+from gateway.engines.base import Engine, Identity, Sampling
+from gateway.engines.chat import Prefill
+from gateway.engines.reading import ChunkReader
+from gateway.engines.tokenization import Prompt
 from relaygen.events import DecodeRequest, Piece, TopLogprob
 
 _RENAMED = {"repetition_penalty": "repeat_penalty"}
+_SEEDS = 2**32 - 1  # the last one stands for a random seed
 
 
 class LlamaCppEngine(Engine):
     dialect = "llamacpp"
+    prefills = (Prefill.REASONING, Prefill.TRAILING)
+    ignores = frozenset({"min_tokens"})
 
-    def __init__(self, upstream: Upstream) -> None:
-        super().__init__(upstream)
-        self._begin: tuple[int, ...] | None = None
-
-    async def probe(self) -> EngineInfo:
+    async def identify(self) -> Identity:
         props = await self.upstream.get("/props")
         models = (await self.upstream.get("/v1/models"))["data"]
         names = [name for model in models for name in (model["id"], *model.get("aliases", ()))]
-        return EngineInfo(
-            dialect=self.dialect,
+        return Identity(
             version=str(props.get("build_info", "")),
             models=tuple(dict.fromkeys(names)),
             context=props["default_generation_settings"]["n_ctx"],
-            vocabulary=await self.vocabulary(names[0]),
         )
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
         text = str((await self.upstream.post("/apply-template", request))["prompt"])
         ids = await self.tokenize(model, text)
-        if self._begin is None:
-            self._begin = await self._beginning(model)
+        begin = await self.begin(model)
         # A template may or may not write the BOS that the tokenizer wants: once, either way.
-        begun = ids[: len(self._begin)] == self._begin
-        return Prompt(ids if begun else self._begin + ids, text)
-
-    async def _beginning(self, model: str) -> tuple[int, ...]:
-        """The ids that the tokenizer puts before any text: its BOS, or none."""
-        begun = await self.tokenize(model, "a", special=True)
-        plain = await self.tokenize(model, "a")
-        return begun[: begun.index(plain[0])]
+        begun = ids[: len(begin)] == begin
+        return Prompt(ids if begun else begin + ids, text)
 
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
         body = {"content": text, "add_special": special, "parse_special": True}
@@ -55,25 +47,36 @@ class LlamaCppEngine(Engine):
 
     async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
         # Ids and text may be mixed: no second BOS, and the prompt's part of the cache still hits.
-        return [*prompt.ids, prefix] if isinstance(prefix, str) else [*prompt.ids, *prefix]
+        ids = prompt.ids or ()
+        return [*ids, prefix] if isinstance(prefix, str) else [*ids, *prefix]
 
     def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
         # Ids come only with logprobs; timings count the tokens, also those that have no entry.
         return {
-            **{_RENAMED.get(key, key): value for key, value in sampling.fields.items()},
+            **self._known(sampling),
             "max_tokens": request.max_tokens,
-            "seed": request.seed,
-            "logprobs": max(1, sampling.logprobs or 0),
+            "seed": _seed(request.seed),
+            "logprobs": max(1, self._logprobs(sampling)),
             "timings_per_token": True,
             "cache_prompt": True,
             "post_sampling_probs": False,  # has other chunks
         }
 
+    def _known(self, sampling: Sampling) -> dict[str, Any]:
+        return {_RENAMED.get(key, key): value for key, value in super()._known(sampling).items()}
+
     def _reader(self) -> ChunkReader:
-        return _LlamaCppReader()
+        return LlamaCppReader()
+
+    def _chat_fields(self) -> dict[str, Any]:
+        return {"reasoning_format": "none", "timings_per_token": True, "cache_prompt": True}
 
 
-class _LlamaCppReader(ChunkReader):
+def _seed(seed: int | None) -> int | None:
+    return None if seed is None else seed % _SEEDS
+
+
+class LlamaCppReader(ChunkReader):
     def __init__(self) -> None:
         super().__init__()
         self._predicted = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import yaml
 from aiohttp import web
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -115,6 +116,21 @@ class Stage:
 
 def backends_of(large: FakeEngine, small: FakeEngine) -> dict[str, Any]:
     return {"large": {"urls": [large.url]}, "small": {"urls": [small.url]}}
+
+
+# ---- what the gateway says of itself ------------------------------------------------------------
+
+
+async def get(served: Served, path: str) -> tuple[int, dict[str, Any]]:
+    async with aiohttp.ClientSession() as session, session.get(served.url + path) as response:
+        return response.status, await response.json()
+
+
+async def until_ready(served: Served, wanted: int) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await get(served, "/readyz"))[0] != wanted:
+            pass
+    return answer[1]
 
 
 async def within(seconds: float, awaitable: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from gateway.context import GATEWAY
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Gate, Tokenizer, writes
 from tests.gateway.fakes.engines import CHAT
-from tests.gateway.support import GONE_S, POLICY, USER, WAIT_S, Served, Stage, within
+from tests.gateway.support import GONE_S, POLICY, USER, WAIT_S, Served, Stage, until_ready, within
 
 DIALECTS = pytest.mark.parametrize("dialect", [FakeVllm, FakeLlamaCpp])
 STREAMING = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
@@ -95,6 +95,7 @@ async def test_leaving_while_the_prompt_is_rendered_reaches_the_engine(
 ) -> None:
     large = dialect(model="big")
     served = await stage.pair(large, dialect(model="tiny"))
+    await until_ready(served, 200)
     await served.client.chat.completions.create(model=POLICY, messages=USER)  # probed, rendered
     gate = large.gates[path] = Gate()
     async with client(served):
@@ -121,7 +122,7 @@ async def test_leaving_a_passed_through_stream_reaches_the_engine(stage: Stage) 
     gate = Gate()
     large = FakeVllm(writes("Six", gate), model="big")
     served = await stage.pair(large, FakeVllm(model="tiny"))
-    await served.client.chat.completions.create(model=POLICY, messages=USER, n=2)  # it is up
+    await until_ready(served, 200)
     path = "/v1/completions"
     async with client(served, path, model="big", prompt="x", stream=True) as (reader, _):
         await within(WAIT_S, reader.readuntil(b"Six"))

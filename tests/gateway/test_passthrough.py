@@ -78,10 +78,16 @@ async def test_a_stream_is_passed_through_as_it_comes(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"n": 2}, "n > 1"),
-        ({"extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools: the policy says so (tools: whole)",
+        ),
+        (
+            {"response_format": {"type": "json_object"}},
+            "response_format: the policy says so (tools: whole)",
+        ),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"extra_body": {"stop_token_ids": [2]}}, "stop_token_ids"),
         (
             {
                 "messages": [
@@ -99,7 +105,8 @@ async def test_what_relaying_cannot_serve_goes_whole_to_the_large_model(
     stage: Stage, fields: dict[str, Any], reason: str
 ) -> None:
     large, small = FakeVllm(model="big"), FakeVllm(model="tiny")
-    served = await stage.pair(large, small, sampling={"temperature": 0.6, "top_k": 7})
+    sampling = {"temperature": 0.6, "top_k": 7}
+    served = await stage.pair(large, small, sampling=sampling, tools="whole")
     with capture_logs() as logs:
         given = {"model": POLICY, "messages": USER, "temperature": 0.1, **fields}
         reply = await served.client.chat.completions.with_raw_response.create(**given)
@@ -117,7 +124,9 @@ async def test_our_own_field_does_not_reach_the_engine(stage: Stage) -> None:
     large = FakeVllm(model="big")
     served = await stage.pair(large, FakeVllm(model="tiny"))
     await served.client.chat.completions.create(
-        model=POLICY, messages=USER, n=2, extra_body={"relaygen": {"trace": True}}
+        model=POLICY,
+        messages=USER,
+        extra_body={"relaygen": {"trace": True}, "stop_token_ids": [2]},
     )
     assert "relaygen" not in large.asked(CHAT)[0].body
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
-import aiohttp
 import openai
 import pytest
 
@@ -15,25 +13,14 @@ from tests.gateway.fakes import Connection, FakeLlamaCpp, FakeVllm, Gate, Reques
 from tests.gateway.support import (
     POLICY,
     WAIT_S,
-    Served,
     Stage,
     ask,
     backends_of,
+    get,
     policy_of,
+    until_ready,
     within,
 )
-
-
-async def get(served: Served, path: str) -> tuple[int, dict[str, Any]]:
-    async with aiohttp.ClientSession() as session, session.get(served.url + path) as response:
-        return response.status, await response.json()
-
-
-async def until_ready(served: Served, wanted: int) -> dict[str, Any]:
-    async with asyncio.timeout(WAIT_S):
-        while (answer := await get(served, "/readyz"))[0] != wanted:
-            pass
-    return answer[1]
 
 
 async def test_policies_and_engines_models_are_listed(stage: Stage) -> None:

@@ -8,8 +8,18 @@ import openai
 import pytest
 
 from tests.gateway.fakes import Error, FakeVllm, Fin, Reset, writes
-from tests.gateway.support import WAIT_S, Served, Stage, ask, policy_of, stream, within
-from tests.gateway.test_readiness import MuteVllm, get, until_ready
+from tests.gateway.support import (
+    WAIT_S,
+    Served,
+    Stage,
+    ask,
+    get,
+    policy_of,
+    stream,
+    until_ready,
+    within,
+)
+from tests.gateway.test_readiness import MuteVllm
 
 
 async def two_large(stage: Stage, first: FakeVllm, second: FakeVllm) -> Served:
@@ -91,7 +101,9 @@ async def test_a_request_passed_through_goes_to_the_other_replica(stage: Stage) 
     await first.stop()
     for model in ("pair", "big"):
         reply = await served.client.chat.completions.with_raw_response.create(
-            model=model, messages=[{"role": "user", "content": "hi"}], n=2
+            model=model,
+            messages=[{"role": "user", "content": "hi"}],
+            extra_body={"stop_token_ids": [2]},
         )
         assert reply.headers["x-relaygen-mode"] == "passthrough"
 

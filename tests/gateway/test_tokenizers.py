@@ -68,7 +68,7 @@ async def test_renders_the_engines_ids_for_the_client(stage: Stage) -> None:
     reply = await ask(served, messages=MESSAGES)
     assert reply["choices"][0]["message"]["content"] == "42"
     assert large.decodes[0].body["prompt"] == tokenizer.encode(large.rendered(MESSAGES))
-    assert all("messages" not in request.body for request in large.asked("/tokenize"))
+    assert all(r.body.get("messages") != MESSAGES for r in large.asked("/tokenize"))
 
 
 async def test_its_vocabulary_is_the_engines() -> None:

@@ -62,6 +62,7 @@ def test_the_rest_has_the_documented_defaults() -> None:
         "cues": {"match": "word", "words": ["Thus"]},
         "boundary": {"match": "sentence", "ends": [".", "!", "?", "\n\n"]},
         "answer": "small",
+        "tools": "large",
         "plain": "large",
         "min_large_tokens": 5,
         "max_small_tokens": 256,

@@ -1,7 +1,9 @@
 """Fake engines over real sockets: their dialects, and their ways to misbehave."""
 
-from tests.gateway.fakes.engines import FakeEngine, FakeLlamaCpp, FakeVllm
+from tests.gateway.fakes.engines import FakeEngine
+from tests.gateway.fakes.hosted import FakeHosted
 from tests.gateway.fakes.http import Connection, FakeServer, Request
+from tests.gateway.fakes.llamacpp import FakeLlamaCpp
 from tests.gateway.fakes.script import (
     Error,
     Fin,
@@ -9,18 +11,25 @@ from tests.gateway.fakes.script import (
     Raw,
     Reset,
     Script,
+    ToolCall,
     silence,
     story,
     writes,
 )
+from tests.gateway.fakes.sglang import FakeSglang
+from tests.gateway.fakes.tgi import FakeTgi
 from tests.gateway.fakes.tokens import Tokenizer
+from tests.gateway.fakes.vllm import FakeVllm
 
 __all__ = [
     "Connection",
     "Error",
     "FakeEngine",
+    "FakeHosted",
     "FakeLlamaCpp",
     "FakeServer",
+    "FakeSglang",
+    "FakeTgi",
     "FakeVllm",
     "Fin",
     "Gate",
@@ -29,6 +38,7 @@ __all__ = [
     "Reset",
     "Script",
     "Tokenizer",
+    "ToolCall",
     "silence",
     "story",
     "writes",

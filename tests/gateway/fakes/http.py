@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,8 +187,13 @@ class FakeServer:
 
     async def request(self, path: str, number: int = 0, seconds: float = 5.0) -> Request:
         """The request with this number on a path, as soon as it is there."""
+        return await self.arrival(lambda: self.asked(path), number, seconds)
+
+    async def arrival(
+        self, those: Callable[[], list[Request]], number: int, seconds: float
+    ) -> Request:
         async with asyncio.timeout(seconds):
-            while len(self.asked(path)) <= number:
+            while len(those()) <= number:
                 self.arrived.clear()
                 await self.arrived.wait()
-        return self.asked(path)[number]
+        return those()[number]

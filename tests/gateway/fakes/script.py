@@ -25,6 +25,7 @@ class Error:
     """An error event inside the stream."""
 
     message: str = "queue full"
+    code: int = 429
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,30 @@ class Gate:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Act: TypeAlias = str | bytes | Reset | Fin | Error | Raw | Gate
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool: deltas where the endpoint parses tools, else its text.
+
+    The defaults are OpenAI's deltas; engines differ in where ids and indices stand.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ("{", "}")
+    """Its JSON, a piece a delta, and a token each."""
+    id: str | None = "call_1"
+    index: int | None = 0
+    """None leaves the field out."""
+    repeats_id: bool = False
+    """Whether every delta has the id, not only the first."""
+
+    @property
+    def pieces(self) -> list[str]:
+        """Its text as models write it."""
+        head = f'<tool_call>\n{{"name": "{self.name}", "arguments": '
+        return [head, *self.arguments, "}\n</tool_call>"]
+
+
+Act: TypeAlias = str | bytes | Reset | Fin | Error | Raw | Gate | ToolCall
 Script: TypeAlias = Callable[[str], Iterable[Act]]
 """From the text that the engine was sent to what it does; text and bytes are one token each."""
 

@@ -1,0 +1,1 @@
+"""Other APIs that clients speak, translated to and from chat completions. Pure."""

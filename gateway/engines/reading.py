@@ -1,0 +1,168 @@
+"""Reads the events of one decode's stream: chunks of whatever dialect to pieces of text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import orjson
+
+from gateway import sse
+from gateway.errors import GatewayError, RequestError, UpstreamError
+from gateway.upstream import error_of
+from relaygen.events import DecodeChunk, DecodeFinished, Event, Piece, TopLogprob
+
+
+class ChunkReader(ABC):
+    """Reads one decode's chunks: `finish` and `tokens` fill in at its end."""
+
+    def __init__(self) -> None:
+        self.finish: str | None = None
+        self.tokens: int | None = None
+        self.done = False
+        """Whether nothing more will come: [DONE], or what the dialect has in its place."""
+        self.estimated = False
+        """Whether the pieces' token counts are estimates."""
+
+    def read(self, chunk: dict[str, Any]) -> list[Piece]:
+        if usage := chunk.get("usage"):
+            self.tokens = usage.get("completion_tokens")
+        choices = chunk.get("choices")
+        if not choices:
+            return []
+        choice = choices[0]
+        pieces = self._pieces(choice, chunk)
+        self.finish = finish_reason(choice.get("finish_reason")) or self.finish
+        return pieces
+
+    @abstractmethod
+    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]: ...
+
+
+# What servers call it when the model ended its turn.
+_STOPS = frozenset({"eos", "eos_token", "stop_sequence"})
+
+
+def finish_reason(given: str | None) -> str | None:
+    """OpenAI's word for an engine's; None while there is none."""
+    return "stop" if given in _STOPS else given or None
+
+
+async def events_of(
+    chunks: AsyncIterator[bytes], reader: ChunkReader, url: str
+) -> AsyncGenerator[Event]:
+    """The events of a stream, ending in DecodeFinished. Raises GatewayError where it breaks."""
+    decoder = sse.EventDecoder()
+    async for chunk in chunks:
+        pieces, broken = _read(chunk, decoder, reader, url)
+        if pieces:
+            yield DecodeChunk(tuple(pieces), reader.estimated)
+        if broken is not None:
+            raise broken
+        if reader.done and reader.finish is not None:
+            break
+    if reader.finish is None:
+        raise UpstreamError(
+            f"The stream from the engine at {url} ended without a finish_reason",
+            code="engine_truncated",
+        )
+    if reader.finish in ("abort", "error"):
+        raise UpstreamError(f"The engine at {url} aborted the generation")
+    yield DecodeFinished(reader.finish, reader.tokens)
+
+
+def _read(
+    chunk: bytes, decoder: sse.EventDecoder, reader: ChunkReader, url: str
+) -> tuple[list[Piece], GatewayError | None]:
+    """The pieces of one read, and the error that broke it after them, if one did."""
+    pieces: list[Piece] = []
+    try:
+        for data in decoder.feed(chunk):
+            if data == sse.DONE:
+                reader.done = True
+            else:
+                pieces += reader.read(chunk_object(data, url))
+    except sse.EventTooLargeError as error:
+        return pieces, UpstreamError(f"The engine at {url} sent {error}")
+    except GatewayError as error:
+        return pieces, error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        kind = type(reader).__name__
+        return pieces, UpstreamError(
+            f"The engine at {url} sent a chunk that {kind} can't read: {error!r}"
+        )
+    return pieces, None
+
+
+def chunk_object(data: bytes, url: str) -> dict[str, Any]:
+    """The JSON object of an event. Raises UpstreamError for one that tells of an error."""
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
+    if not isinstance(chunk, dict):
+        raise UpstreamError(f"The engine at {url} sent an event that is no object")
+    if chunk.get("error"):
+        raise _told(chunk, error_of(data), url)
+    return chunk
+
+
+# TGI's words for its kinds of error (router/src/infer/mod.rs).
+_STATUS_BY_TYPE = {"validation": 422, "overloaded": 429}
+
+
+def _told(chunk: dict[str, Any], error: dict[str, Any], url: str) -> GatewayError:
+    """An error inside a stream that began with status 200: what it would have been as a status."""
+    message = error.pop("message", "unknown error")
+    told, status = chunk["error"], _STATUS_BY_TYPE.get(str(chunk.get("error_type")))
+    if isinstance(told, dict):
+        status = told.get("http_status_code", told.get("code"))
+    if "overloaded" in message:  # TGI tells it as a 422, like everything else
+        status = 429
+    if status in (400, 413, 422):
+        return RequestError(message, status=status, **error)
+    status = status if status in (429, 503) else None
+    return UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+
+
+# ---- what several dialects share ----------------------------------------------------------------
+
+
+def token_pieces(choice: dict[str, Any]) -> list[Piece]:
+    """Pieces of a chunk with `token_ids` and the completions endpoint's lists of logprobs."""
+    text: str = choice.get("text") or ""
+    ids: list[int] = choice.get("token_ids") or []
+    logprobs = choice.get("logprobs") or {}
+    if not text and not ids:
+        return []
+    texts = _shares(logprobs.get("tokens") or [], text)
+    if texts is None or (ids and len(texts) != len(ids)):
+        # The last of several may be half a character: only a lone id surely is its text's.
+        lone = len(ids) == 1
+        value = (logprobs.get("token_logprobs") or [None])[0] if lone else None
+        return [Piece(text, tuple(ids) if lone else (), len(ids) or 1, value)]
+    values = logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [None] * len(texts)
+    return [
+        Piece(token, tuple(ids[i : i + 1]), 1, values[i], _top(tops[i]))
+        for i, token in enumerate(texts)
+    ]
+
+
+def _shares(tokens: list[str], text: str) -> list[str] | None:
+    """Each token's share of the chunk's text, None where they don't fit together.
+
+    The last token may be an end of turn, which has a text of its own but none in the chunk.
+    """
+    if not tokens:
+        return None
+    if "".join(tokens) == text:
+        return tokens
+    if "".join(tokens[:-1]) == text:
+        return [*tokens[:-1], ""]
+    return None
+
+
+def _top(top: dict[str, float] | None) -> tuple[TopLogprob, ...]:
+    return tuple(TopLogprob(text, logprob) for text, logprob in top.items()) if top else ()

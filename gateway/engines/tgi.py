@@ -1,0 +1,175 @@
+"""TGI (router of 2026-01, from its source): texts in, tokens out, by its native endpoint.
+
+Its OpenAI-style completions endpoint tells no tokens, so decodes go to `/generate_stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.engines.base import Call, Engine, Identity, Sampling
+from gateway.engines.reading import ChunkReader, finish_reason
+from gateway.engines.tokenization import Prompt
+from gateway.errors import RequestError
+from relaygen.events import DecodeRequest, Piece, TopLogprob
+
+_TEMPLATE_FIELDS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
+_MODEL = "tgi"
+"""Any other name is taken for a LoRA adapter's."""
+# What /generate_stream takes of the fields that clients send. Not presence_penalty: TGI would make
+# it a repetition penalty of x + 2.
+_PARAMETERS = frozenset(
+    {
+        "adapter_id",
+        "frequency_penalty",
+        "repetition_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "watermark",
+    }
+)
+_SEEDS = 2**63
+
+
+class _Begin(NamedTuple):
+    """What TGI puts before every text."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+class TgiEngine(Engine):
+    """Takes texts alone, and puts the BOS before every one of them."""
+
+    dialect = "tgi"
+    ids = False
+    max_logprobs = 5
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._added: _Begin | None = None
+
+    async def identify(self) -> Identity:
+        info = await self.upstream.get("/info")
+        return Identity(
+            version=str(info.get("version", "")),
+            models=tuple(dict.fromkeys([str(info["model_id"]), _MODEL])),
+            context=info.get("max_total_tokens"),
+        )
+
+    def wire_model(self, model: str) -> str:
+        return _MODEL
+
+    # ---- prompts --------------------------------------------------------------------------------
+
+    async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
+        if request["messages"][-1].get("role") == "assistant":
+            raise RequestError(
+                "The last of `messages` is the assistant's, which TGI does not go on from exactly; "
+                "end with another role",
+                param="messages",
+            )
+        fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
+        answer = await self.upstream.post("/chat_tokenize", {"model": _MODEL, **fields})
+        ids = tuple(token["id"] for token in answer["tokenize_response"])
+        begin = (await self._begins()).ids
+        once = ids if ids[: len(begin)] == begin else begin + ids
+        return Prompt(once, str(answer["templated_text"]))
+
+    async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
+        ids = tuple(token["id"] for token in await self._tokens(text))
+        return ids if special else ids[len((await self._begins()).ids) :]
+
+    async def _tokens(self, text: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self.upstream.post("/tokenize", {"inputs": text})
+        return found
+
+    async def _begins(self) -> _Begin:
+        if self._added is None:
+            one, other = await self._tokens("a"), await self._tokens("7")
+            pairs = enumerate(zip(one, other, strict=False))
+            same = next((i for i, (a, b) in pairs if a["id"] != b["id"]), 0)
+            ids = tuple(token["id"] for token in one[:same])
+            self._added = _Begin(ids, "".join(str(token["text"]) for token in one[:same]))
+        return self._added
+
+    async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
+        begin = await self._begins()
+        if ids == begin.ids:
+            return begin.text
+        raise RequestError(
+            "TGI can't turn token ids into text; send `prompt` as a text", param="prompt"
+        )
+
+    # ---- decoding -------------------------------------------------------------------------------
+
+    async def _call(
+        self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling
+    ) -> Call:
+        text = prompt.text or ""
+        if isinstance(request.prefix, str):
+            text += request.prefix
+        begin = await self._begins()
+        body = {
+            # TGI writes the BOS itself: one that the template wrote would be a second.
+            "inputs": text.removeprefix(begin.text),
+            "parameters": self._fields(request, sampling),
+        }
+        return Call("/generate_stream", body, self._reader())
+
+    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
+        return sorted(fields.keys() - _PARAMETERS)
+
+    def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
+        parameters = {
+            **_valid({k: v for k, v in sampling.fields.items() if k in _PARAMETERS}),
+            "max_new_tokens": request.max_tokens,
+            "details": True,
+            "return_full_text": False,
+            "top_n_tokens": self._logprobs(sampling) or None,
+            "seed": None if request.seed is None else request.seed % _SEEDS,
+        }
+        return {key: value for key, value in parameters.items() if value is not None}
+
+    def _reader(self) -> ChunkReader:
+        return TgiReader()
+
+
+def _valid(given: dict[str, Any]) -> dict[str, Any]:
+    """TGI refuses the values by which others switch a parameter off: they are left out."""
+    off = {
+        "temperature": lambda value: value <= 0,
+        "top_p": lambda value: value >= 1,
+        "top_k": lambda value: value <= 0,
+    }
+    left = {k: v for k, v in given.items() if not (k in off and _is(off[k], v))}
+    greedy = "temperature" in given and "temperature" not in left
+    return {**left, "do_sample": not greedy} if "temperature" in given else left
+
+
+def _is(test: Any, value: Any) -> bool:
+    return isinstance(value, int | float) and bool(test(value))
+
+
+class TgiReader(ChunkReader):
+    """One token an event; the last has the details, and no [DONE] follows."""
+
+    def read(self, chunk: dict[str, Any]) -> list[Piece]:
+        token, details = chunk["token"], chunk.get("details")
+        text = str(token["text"])
+        if details:
+            self.finish = finish_reason(details["finish_reason"])
+            self.tokens = details.get("generated_tokens")
+            self.done = True
+            if token.get("special") and self.finish == "stop":
+                text = ""  # the end of the turn, which is no text
+        top = tuple(
+            TopLogprob(t["text"], t["logprob"], t["id"]) for t in chunk.get("top_tokens") or ()
+        )
+        return [Piece(text, (token["id"],), 1, token.get("logprob"), top)]
+
+    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
+        raise AssertionError("TGI's events have no choices")
