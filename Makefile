@@ -1,10 +1,10 @@
-# make demo | test | check | serve | test-vllm | setup | clean
+# make demo | test | check | serve | test-clients | test-vllm | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check serve test-vllm bench-vllm setup docs clean
+.PHONY: demo test check serve test-clients test-vllm bench-vllm setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -21,6 +21,10 @@ check: setup  ## format, lint, types, import rule, the core's tests at full bran
 
 serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
 	$(BIN)/relaygen serve $(ARGS)
+
+test-clients: setup  ## other clients' SDKs against the gateway (1.4 GB to install)
+	$(PYTHON) tests/clients/install.py .venv-clients
+	$(BIN)/pytest -m clients tests/clients $(ARGS)
 
 test-vllm: setup  ## the seam on real vLLM servers (CPU build, about 4 GB to install), then bench-vllm
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
@@ -43,4 +47,4 @@ docs: setup  ## writes the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-clients .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -12,7 +12,7 @@ import structlog
 from gateway.engines.base import Call, Engine, Identity, Sampling
 from gateway.engines.chat import Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
-from gateway.engines.tokenization import Prompt, template_kwargs
+from gateway.engines.tokenization import Prompt, common_start, template_kwargs
 from gateway.errors import GatewayError
 from gateway.upstream import Upstream
 from relaygen.events import DecodeRequest, Piece
@@ -32,6 +32,8 @@ class SglangEngine(Engine):
     def __init__(self, upstream: Upstream, **options: Any) -> None:
         super().__init__(upstream, **options)
         self._aborts: set[asyncio.Task[None]] = set()
+        self._added: tuple[int, ...] | None = None
+        """What /tokenize adds where it was told not to: newer versions drop the field."""
 
     async def identify(self) -> Identity:
         # /health would generate a token, and take a second.
@@ -49,9 +51,21 @@ class SglangEngine(Engine):
         if kwargs := template_kwargs(request):
             fields["chat_template_kwargs"] = kwargs
         answer = await self.upstream.post("/tokenize", {"model": model, **fields})
-        return Prompt(tuple(answer["tokens"]))
+        ids, begin = tuple(answer["tokens"]), await self.begin(model)
+        # Rendered text is tokenized like any other: a BOS that the template wrote is then a second.
+        twice = bool(begin) and ids[: 2 * len(begin)] == begin + begin
+        return Prompt(ids[len(begin) :] if twice else ids)
 
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
+        ids = await self._tokenized(model, text, special=special)
+        if special:
+            return ids
+        if self._added is None:
+            texts = (self._tokenized(model, text, special=False) for text in "a7")
+            self._added = common_start(*await asyncio.gather(*texts))
+        return ids[len(self._added) :]
+
+    async def _tokenized(self, model: str, text: str, *, special: bool) -> tuple[int, ...]:
         body = {"model": model, "prompt": text, "add_special_tokens": special}
         return tuple((await self.upstream.post("/tokenize", body))["tokens"])
 
@@ -84,9 +98,9 @@ class SglangEngine(Engine):
 
     def _chat_fields(self) -> dict[str, Any]:
         return {
-            "return_token_ids": True,
             "skip_special_tokens": False,
             "separate_reasoning": False,
+            "logprobs": True,  # chats tell no ids: these count the tokens
             "rid": f"relaygen-{uuid.uuid4().hex}",
         }
 

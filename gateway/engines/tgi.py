@@ -6,11 +6,11 @@ Its OpenAI-style completions endpoint tells no tokens, so decodes go to `/genera
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.engines.base import Call, Engine, Identity, Sampling
 from gateway.engines.reading import ChunkReader, finish_reason
-from gateway.engines.tokenization import Prompt
+from gateway.engines.tokenization import Prompt, common_start
 from gateway.errors import RequestError
 from relaygen.events import DecodeRequest, Piece, TopLogprob
 
@@ -32,13 +32,7 @@ _PARAMETERS = frozenset(
     }
 )
 _SEEDS = 2**63
-
-
-class _Begin(NamedTuple):
-    """What TGI puts before every text."""
-
-    ids: tuple[int, ...]
-    text: str
+_HEAD_CHARS = 64  # more than any BOS has
 
 
 class TgiEngine(Engine):
@@ -47,10 +41,6 @@ class TgiEngine(Engine):
     dialect = "tgi"
     ids = False
     max_logprobs = 5
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._added: _Begin | None = None
 
     async def identify(self) -> Identity:
         info = await self.upstream.get("/info")
@@ -75,31 +65,27 @@ class TgiEngine(Engine):
         fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
         answer = await self.upstream.post("/chat_tokenize", {"model": _MODEL, **fields})
         ids = tuple(token["id"] for token in answer["tokenize_response"])
-        begin = (await self._begins()).ids
+        begin = await self.begin(model)
         once = ids if ids[: len(begin)] == begin else begin + ids
         return Prompt(once, str(answer["templated_text"]))
 
+    async def begin(self, model: str) -> tuple[int, ...]:
+        if self._begin is None:
+            one, other = await self._tokens("a"), await self._tokens("7")
+            self._begin = common_start([t["id"] for t in one], [t["id"] for t in other])
+        return self._begin
+
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
         ids = tuple(token["id"] for token in await self._tokens(text))
-        return ids if special else ids[len((await self._begins()).ids) :]
+        return ids if special else ids[len(await self.begin(model)) :]
 
     async def _tokens(self, text: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await self.upstream.post("/tokenize", {"inputs": text})
         return found
 
-    async def _begins(self) -> _Begin:
-        if self._added is None:
-            one, other = await self._tokens("a"), await self._tokens("7")
-            pairs = enumerate(zip(one, other, strict=False))
-            same = next((i for i, (a, b) in pairs if a["id"] != b["id"]), 0)
-            ids = tuple(token["id"] for token in one[:same])
-            self._added = _Begin(ids, "".join(str(token["text"]) for token in one[:same]))
-        return self._added
-
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
-        begin = await self._begins()
-        if ids == begin.ids:
-            return begin.text
+        if ids == self._begin:
+            return ""  # it adds them to every text itself
         raise RequestError(
             "TGI can't turn token ids into text; send `prompt` as a text", param="prompt"
         )
@@ -112,13 +98,21 @@ class TgiEngine(Engine):
         text = prompt.text or ""
         if isinstance(request.prefix, str):
             text += request.prefix
-        begin = await self._begins()
         body = {
-            # TGI writes the BOS itself: one that the template wrote would be a second.
-            "inputs": text.removeprefix(begin.text),
+            "inputs": await self._without_bos(model, text),
             "parameters": self._fields(request, sampling),
         }
         return Call("/generate_stream", body, self._reader())
+
+    async def _without_bos(self, model: str, text: str) -> str:
+        """TGI writes the BOS itself: one that the text begins with would be a second."""
+        begin = await self.begin(model)
+        if not begin:
+            return text
+        head = (await self._tokens(text[:_HEAD_CHARS]))[len(begin) :][: len(begin)]
+        if tuple(token["id"] for token in head) != begin:
+            return text
+        return text[head[-1]["stop"] :]
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         return sorted(fields.keys() - _PARAMETERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,13 @@ class Tokenization(ABC):
                 self._tails.clear()
             self._tails[ids] = await self.detokenize(model, ids)
         return self._tails[ids]
+
+
+def common_start(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """What two texts that share nothing begin with alike: what the tokenizer adds by itself."""
+    pairs = enumerate(zip(one, other, strict=False))
+    length = next((i for i, (a, b) in pairs if a != b), 0)
+    return tuple(one[:length])
 
 
 def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
