@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 import structlog
 
-from gateway.errors import GatewayError, UpstreamError
+from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.replies import Chunk, HandoffTimes, Reply, usage_object
@@ -105,7 +105,7 @@ async def _merged(written: Sequence[AsyncGenerator[list[Chunk]]]) -> AsyncGenera
 
     A slow reader slows every choice: each has to be taken before its next read.
     """
-    queue: asyncio.Queue[list[Chunk] | GatewayError | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(maxsize=1)
     tasks = [asyncio.create_task(_put(choice, queue)) for choice in written]
     try:
         left = len(tasks)
@@ -113,7 +113,7 @@ async def _merged(written: Sequence[AsyncGenerator[list[Chunk]]]) -> AsyncGenera
             item = await queue.get()
             if item is None:
                 left -= 1
-            elif isinstance(item, GatewayError):
+            elif isinstance(item, Exception):
                 raise item
             else:
                 yield item
@@ -125,14 +125,14 @@ async def _merged(written: Sequence[AsyncGenerator[list[Chunk]]]) -> AsyncGenera
 
 
 async def _put(
-    choice: AsyncIterator[list[Chunk]], queue: asyncio.Queue[list[Chunk] | GatewayError | None]
+    choice: AsyncIterator[list[Chunk]], queue: asyncio.Queue[list[Chunk] | Exception | None]
 ) -> None:
     assert isinstance(choice, AsyncGenerator)
     async with aclosing(choice) as batches:
         try:
             async for chunks in batches:
                 await queue.put(chunks)
-        except GatewayError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever takes it
             await queue.put(error)
             return
     await queue.put(None)

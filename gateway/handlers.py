@@ -17,7 +17,7 @@ from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
 from gateway.errors import RequestError, UnreachableError, UpstreamError, model_not_found
 from gateway.generation import ServedWholeError, prompt_tokens
 from gateway.openai_api import Ask
-from gateway.passthrough import for_model, model_in, pass_through, translated
+from gateway.passthrough import for_model, model_in, pass_through, renamed, translated
 from gateway.relayed import relayed
 from gateway.upstream import encoded
 from gateway.wire import MessagesWire, OpenAIWire, ResponsesWire, Wire
@@ -124,6 +124,8 @@ async def anything(request: web.Request) -> web.StreamResponse:
     """Whatever else engines serve, for the model that the body names."""
     if request.path in _POSTED:
         raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+    if {".", ".."} & set(request.path.split("/")):  # would lead out of /v1 when sent on
+        raise web.HTTPNotFound
     content = await _body(request)
     name = model_in(content, request.content_type) or request.query.get("model")
     if name is None:
@@ -133,7 +135,7 @@ async def anything(request: web.Request) -> web.StreamResponse:
             status=404 if request.method == "GET" else 400,
             param="model",
         )
-    return await _by_model(request, name, request.path, content)
+    return await _by_model(request, name, request.rel_url.raw_path, content)
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
@@ -158,11 +160,11 @@ async def _by_model(
     gateway = request.app[GATEWAY]
     with gateway.slots.take(1):
         if policy := gateway.policies.by_name.get(name):
-            body = openai_api.parse_object(content)
             spec = policy.large
 
             async def send_policy(replica: Replica) -> web.StreamResponse:
-                data = encoded(for_model(body, replica.wire_model(spec.model), {}))
+                model = replica.wire_model(spec.model)
+                data = renamed(content, request.content_type, model)
                 return await pass_through(request, replica.upstream, path, data)
 
             replicas = gateway.backend(spec.backend, policy.name).ranked()

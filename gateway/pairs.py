@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -27,7 +27,7 @@ class Side:
     """One role: its engine, model name, and whoever renders and tokenizes for it.
 
     `tokens` is None where nobody does. `prefill` is set where the engine's chat endpoint goes on
-    with the generation, by an unfinished message of that form.
+    with the generation, by an unfinished message of that form; `closed` after the thinking.
     """
 
     role: Role
@@ -38,6 +38,7 @@ class Side:
     vocabulary: str | None
     replicas: ReplicaSet
     prefill: Prefill | None = None
+    closed: Prefill | None = None
 
     @property
     def ids(self) -> bool:
@@ -78,7 +79,7 @@ class Side:
         opened = ""
         if self.tokens is not None:
             opened = opened_by(await self.tokens.tail(self.model, rendered), policy.thinking)
-        chat = Chat(ask.template, policy.thinking, opened, self.prefill)
+        chat = Chat(ask.template, policy.thinking, opened, self.prefill, self.closed)
         return Prompt(rendered.ids, rendered.text, chat)
 
     async def tail(self, prompt: Prompt, length: int, *, given: bool) -> str:
@@ -174,10 +175,11 @@ async def _side(
             status=503,
         )
     tokens, vocabulary = await _tokens(spec.tokenizer, spec.model, engine, info)
-    prefill = None
+    side = Side(role, spec.model, engine, info, tokens, vocabulary, replicas)
     if info.continuation == "chat" or tokens is None:
-        prefill = await _prefill(policy, role, engine, has_tokenizer=tokens is not None)
-    return Side(role, spec.model, engine, info, tokens, vocabulary, replicas, prefill)
+        prefill, closed = await _prefills(policy, side)
+        return replace(side, prefill=prefill, closed=closed)
+    return side
 
 
 async def _tokens(
@@ -194,19 +196,27 @@ def _local(name: str) -> LocalTokenizer:
     return LocalTokenizer(name)
 
 
-async def _prefill(policy: Policy, role: Role, engine: Engine, *, has_tokenizer: bool) -> Prefill:
-    """How the engine's chat endpoint is gone on with. Raises UpstreamError where it is not."""
-    spec = policy.spec(role)
-    form = await engine.goes_on(spec.model, policy.thinking, closed=False)
-    if form is None:
-        other = "continuation: completions" if has_tokenizer else "a `tokenizer` in the policy"
+async def _prefills(policy: Policy, side: Side) -> tuple[Prefill, Prefill]:
+    """How the engine's chat endpoint is gone on with, inside the thinking and after it.
+
+    Raises UpstreamError where it is not.
+    """
+    engine, thinking = side.engine, policy.thinking
+    inside = await engine.goes_on(side.model, thinking, closed=False)
+    after = await engine.goes_on(side.model, thinking, closed=True)
+    if inside is None or after is None:
+        where = "inside" if inside is None else "after"
+        other = (
+            "a `tokenizer` in the policy" if side.tokens is None else "continuation: completions"
+        )
         raise UpstreamError(
             f"Policy {policy.name!r}: the chat endpoint at {engine.url} does not go on exactly "
-            f"from an unfinished message of {role}'s model (it opens a new turn, or its template "
-            f"rewrites the message); use {other}, or set `prefill` in its backend if it does",
+            f"from an unfinished message that ends {where} the thinking of {side.role}'s model (it "
+            f"opens a new turn, or its template rewrites the message); use {other}, or set "
+            "`prefill` in its backend if it does",
             status=503,
         )
-    return form
+    return inside, after
 
 
 def _handoff(policy: Policy, sides: list[Side]) -> tuple[HandoffForm, str]:
@@ -238,9 +248,10 @@ async def tool_side(policy: Policy, pair: Pair) -> tuple[Side | None, str]:
     if policy.tools == "whole":
         return None, "the policy says so (tools: whole)"
     side = pair.sides[Role(policy.tools)]
-    form = await side.engine.goes_on(side.model, policy.thinking, closed=True)
-    if form is None:
-        return None, f"the chat endpoint of {side.engine.url} does not go on exactly from a thought"
+    engine = side.engine
+    form = await engine.goes_on(side.model, policy.thinking, closed=True) if engine.tools else None
+    if form is None or form not in engine.form_prefills:
+        return None, f"the chat endpoint of {engine.url} does not go on exactly from a thought"
     return side, f"{side.role} goes on by chat ({form})"
 
 

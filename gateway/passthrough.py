@@ -13,8 +13,10 @@ from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
 
 from gateway import sse
+from gateway.chats import chat_chunks
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
+from gateway.openai_api import parse_object
 from gateway.streaming import EventStream
 from gateway.upstream import REFUSED_KEY, Upstream, encoded, raise_for_error
 from gateway.wire import Wire
@@ -48,8 +50,8 @@ async def pass_through(
     request: web.Request, upstream: Upstream, path: str, data: bytes | None
 ) -> web.StreamResponse:
     """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
-    if request.query_string:
-        path += f"?{request.query_string}"
+    if query := request.rel_url.raw_query_string:
+        path += f"?{query}"
     headers = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
     async with upstream.request(request.method, path, data, headers) as answer:
         if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
@@ -91,7 +93,8 @@ async def translated(
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
-            whole = wire.whole(orjson.loads(await answer.read()))
+            content = b"".join([read async for read in upstream.stream(answer)])
+            whole = wire.whole(chunk_object(content, upstream.url))
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         stream = EventStream(request, wire)
         try:
@@ -104,26 +107,25 @@ async def translated(
 
 
 async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventStream) -> None:
-    decoder = sse.EventDecoder()
-    async with aclosing(upstream.stream(answer)) as reads:
-        async for read in reads:
-            for event in decoder.feed(read):
-                if event == sse.DONE:
-                    await stream.send(stream.wire.end())
-                    return
-                await stream.send(stream.wire.chunk(chunk_object(event, upstream.url)))
+    async with aclosing(chat_chunks(upstream, answer)) as chunks:
+        async for chunk in chunks:
+            await stream.send(stream.wire.chunk(chunk))
             if stream.left:
                 return
-    raise UpstreamError(
-        f"The stream from the engine at {upstream.url} ended without [DONE]",
-        code="engine_truncated",
-    )
+    await stream.send(stream.wire.end())
 
 
 def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """A policy's request made one of the large model's own: its name, our fields taken out."""
     ours = {key: value for key, value in body.items() if key != "relaygen"}
     return {**sampling, **ours, "model": model}
+
+
+def renamed(content: bytes, content_type: str, model: str) -> bytes:
+    """A body of any kind, with another model named in it. RequestError: it names none."""
+    if content_type.startswith("multipart/") and (found := _FORM_MODEL.search(content)):
+        return content[: found.start(1)] + model.encode() + content[found.end(1) :]
+    return encoded(for_model(parse_object(content), model, {}))
 
 
 def model_in(content: bytes, content_type: str) -> str | None:

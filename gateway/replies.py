@@ -156,7 +156,8 @@ class Folded:
 class _Choice:
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
-        self._tools: dict[Any, dict[str, Any]] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._by_index: dict[int, dict[str, Any]] = {}
         self._logprobs: dict[str, list[Any]] | None = None
         self._finish: dict[str, Any] = {}
 
@@ -175,20 +176,30 @@ class _Choice:
             self._finish = {k: v for k, v in choice.items() if k not in known}
 
     def _tool(self, call: dict[str, Any]) -> None:
-        """Deltas of one call have its index; an engine that sends none sends whole calls."""
-        key = call["index"] if call.get("index") is not None else f"call {len(self._tools)}"
-        kept = self._tools.setdefault(key, {"id": None, "type": "function", "function": {}})
-        kept["id"] = call.get("id") or kept["id"]
+        """Some engines send no index, or the same for all calls: a name with another id begins one.
+
+        Some repeat the id in every delta, some the name.
+        """
+        index, given = call.get("index"), call.get("id")
         function = call.get("function") or {}
-        for part in ("name", "arguments"):
-            kept["function"][part] = kept["function"].get(part, "") + (function.get(part) or "")
+        last = next(reversed(self._calls), None)
+        known = last if index is None else self._by_index.get(index)
+        new = given != known["id"] if known and given else index is None
+        if known is None or (function.get("name") and new):
+            known = {"id": given, "type": "function", "function": {"name": "", "arguments": ""}}
+            self._calls.append(known)
+        if index is not None:
+            self._by_index[index] = known
+        known["id"] = known["id"] or given
+        known["function"]["name"] = known["function"]["name"] or function.get("name") or ""
+        known["function"]["arguments"] += function.get("arguments") or ""
 
     def chat(self) -> dict[str, Any]:
         texts = {key: "".join(parts) for key, parts in self._texts.items()}
         message: dict[str, Any] = {"role": "assistant", "content": "", **texts}
-        if self._tools:
+        if self._calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = list(self._tools.values())
+            message["tool_calls"] = self._calls
         return {"message": message, "logprobs": self._logprobs, **self._finish}
 
     def text(self) -> dict[str, Any]:

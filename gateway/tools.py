@@ -12,11 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway import sse
+from gateway.chats import chat_chunks
 from gateway.engines.base import opened_by
 from gateway.engines.chat import Chat, chat_body
-from gateway.engines.reading import chunk_object
-from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.pairs import Side
@@ -42,21 +40,12 @@ async def tool_chunks(
     role, segment = generation.writer
     writer = (side.role, segment if side.role is role else segment + 1)
     body = await _body(generation, ask, thought, side)
-    finished = False
     async with aclosing(_stream(side, body)) as chunks:
         async for chunk in chunks:
             if usage := chunk.get("usage"):
                 written.usage = _with(thought.usage, role, side.role, usage)
-            if not chunk.get("choices"):
-                continue
-            finished = finished or chunk["choices"][0].get("finish_reason") is not None
-            if _says(chunk["choices"][0]):
+            if chunk.get("choices") and _says(chunk["choices"][0]):
                 yield reply.taken_over(generation.index, chunk, writer)
-    if not finished:
-        raise UpstreamError(
-            f"The stream from the engine at {side.engine.url} ended without a finish_reason",
-            code="engine_truncated",
-        )
 
 
 def _says(choice: dict[str, Any]) -> bool:
@@ -68,53 +57,40 @@ def _says(choice: dict[str, Any]) -> bool:
 
 
 async def _body(generation: Generation, ask: Ask, thought: Delegated, side: Side) -> dict[str, Any]:
-    policy, limits = generation.policy, ask.limits
+    policy, engine, left = generation.policy, side.engine, generation.session.left
     prompt = generation.prompts.by_role[side.role]
     opened = ""
     if side.tokens is not None:
         opened = opened_by(await side.tokens.tail(side.model, prompt), policy.thinking)
-    form = await side.engine.goes_on(side.model, policy.thinking, closed=True)
-    chat = Chat(ask.template, policy.thinking, opened, form)
-    left = generation.session.left
+    form = await engine.goes_on(side.model, policy.thinking, closed=True)
+    chat = Chat(ask.template, policy.thinking, opened, form, form)
+    sampling = generation.sampling[side.role].fields
     return {
         **chat_body(chat, thought.text),
-        **generation.sampling[side.role].fields,
+        **{key: value for key, value in sampling.items() if key not in engine.ignores},
         **ask.forms,
-        "model": side.engine.wire_model(side.model),
+        "model": engine.wire_model(side.model),
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": left,
-        "min_tokens": limits.min_tokens,
-        "seed": limits.seed,
-        "stop": list(limits.stops) or None,
+        "max_tokens": left.max_tokens,
+        "min_tokens": left.min_tokens or None,
+        "seed": left.seed,
+        "stop": list(left.stops) or None,
+        "include_stop_str_in_output": left.include_stop or None,
         "logprobs": None if ask.logprobs is None else True,
         "top_logprobs": ask.logprobs,
     }
 
 
-async def _stream(side: Side, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    engine, decoder = side.engine, sse.EventDecoder()
+async def _stream(side: Side, body: dict[str, Any]) -> AsyncGenerator[Chunk]:
+    upstream = side.engine.upstream
     data = encoded({key: value for key, value in body.items() if value is not None})
-    request = engine.upstream.request("POST", "/v1/chat/completions", data)
     with side.failing():
-        async with request as response:
-            await raise_for_error(response, engine.url)
-            if response.content_type == "application/json":  # it does not stream
-                yield _as_chunk(chunk_object(await response.read(), engine.url))
-                return
-            async with aclosing(engine.upstream.stream(response)) as reads:
-                async for read in reads:
-                    for event in decoder.feed(read):
-                        if event == sse.DONE:
-                            return
-                        yield chunk_object(event, engine.url)
-
-
-def _as_chunk(completion: dict[str, Any]) -> dict[str, Any]:
-    choices = [{**c, "delta": c.get("message") or {}} for c in completion.get("choices") or ()]
-    for choice in choices:
-        choice.pop("message", None)
-    return {"choices": choices, "usage": completion.get("usage")}
+        async with upstream.request("POST", "/v1/chat/completions", data) as response:
+            await raise_for_error(response, upstream.url)
+            async with aclosing(chat_chunks(upstream, response)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
 
 def _with(before: Usage, last: Role, role: Role, told: dict[str, Any]) -> Usage:

@@ -99,8 +99,5 @@ class ResponsesWire(Wire):
     def error(self, error: GatewayError) -> bytes:
         return self._stream.error(error)
 
-    def ping(self) -> bytes:
-        return self._stream.ping()
-
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         return responses_api.whole(completion, self._model, self._request)

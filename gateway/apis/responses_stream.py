@@ -88,10 +88,6 @@ class ResponsesStream:
         told = {"code": code, "message": error.message, "param": error.param}
         return self._wire({"type": "error", **told})
 
-    def ping(self) -> bytes:
-        """A comment: the format has no event that says nothing."""
-        return b": ping\n\n"
-
     def _start(self) -> bytes:
         self._started = True
         created = self._lifecycle("created", "in_progress")

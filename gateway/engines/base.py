@@ -91,6 +91,10 @@ class Engine(Tokenization):
     """Whether it takes token ids, and tells those that it decodes."""
     renders: ClassVar[bool] = True
     """Whether it renders and tokenizes prompts."""
+    form_prefills: ClassVar[frozenset[Prefill]] = frozenset(Prefill)
+    """Those of them that go together with tools and structured output."""
+    tools: ClassVar[bool] = True
+    """Whether anything tells that its chat endpoint takes an unfinished message with tools."""
     prefill_given = False
     """Whether the settings say how a message is gone on with: not for us to question."""
     prefills: tuple[Prefill, ...] = ()
@@ -290,13 +294,15 @@ class Engine(Tokenization):
             prefix = _THOUGHT if opened else f"{thinking.open}\n{_THOUGHT}"
             if closed:
                 prefix += f"\n{thinking.close}"
-            body = chat_body(Chat(request, thinking, opened, form), prefix)
+            body = chat_body(Chat(request, thinking, opened, form, form), prefix)
             rendered = await self.text(model, await self.render(model, body))
         except UnreachableError:
             raise
         except GatewayError:  # the template refuses such a message
             return False
-        return rendered == plain + prefix
+        # A template may write the blank lines after the thinking itself: parsers swallow them.
+        beyond = rendered.removeprefix(plain + prefix)
+        return beyond != rendered and (not beyond or (closed and not beyond.strip()))
 
 
 def opened_by(rendered: str, thinking: Thinking) -> str:

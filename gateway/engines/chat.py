@@ -30,6 +30,8 @@ class Prefill(StrEnum):
     """SGLang: the same, but put after what the template has opened."""
     REASONING = "reasoning"
     """llama.cpp: `continue_final_message` names the field, the thinking has one of its own."""
+    REASONING_LINES = "reasoning_lines"
+    """The same, where the template writes a line end after the opening tag and before the other."""
     PREFIX = "prefix"
     """Mistral: `prefix: true` on the message."""
     PREFIX_REASONING = "prefix_reasoning"
@@ -42,12 +44,14 @@ class Chat:
 
     `opened` is what the template has written of the reply itself ("<think>\\n" in R1's), "" where
     nothing or where it can't be known.
+    `prefill` is the form of a message that ends inside the thinking, `closed` of one after it.
     """
 
     request: Mapping[str, Any]
     thinking: Thinking
     opened: str = ""
     prefill: Prefill | None = None
+    closed: Prefill | None = None
 
 
 def chat_body(chat: Chat, prefix: str) -> dict[str, Any]:
@@ -73,15 +77,19 @@ def _unfinished(chat: Chat, prefix: str) -> tuple[dict[str, Any], dict[str, Any]
     text = chat.opened + prefix
     whole = {"content": text}
     goes_on: dict[str, Any] = {"add_generation_prompt": False}
-    match chat.prefill:
+    form = chat.closed if chat.thinking.close in text else chat.prefill
+    match form:
         case Prefill.CONTINUE:
             return whole, {**goes_on, "continue_final_message": True}
         case Prefill.APPENDED:
             return {"content": prefix}, {**goes_on, "continue_final_message": True}
-        case Prefill.REASONING:
+        case Prefill.REASONING | Prefill.REASONING_LINES:
             thought, closed, answer = _split(chat.thinking, text)
             if thought is None:
                 return whole, {**goes_on, "continue_final_message": "content"}
+            if form is Prefill.REASONING_LINES:
+                thought = thought.removeprefix("\n")
+                thought = thought.removesuffix("\n") if closed else thought
             field = "content" if closed else "reasoning_content"
             turn = {"content": answer, "reasoning_content": thought}
             return turn, {**goes_on, "continue_final_message": field}

@@ -27,11 +27,13 @@ class HostedEngine(Engine):
     dialect = "openai"
     ids = False
     renders = False
+    tools = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         named = [form for host, form in _BY_HOST.items() if host in self.url]
         self.prefills = (*named, Prefill.TRAILING)[:1]
+        self._shown: bool | None = None
 
     async def identify(self) -> Identity:
         try:
@@ -54,10 +56,6 @@ class HostedEngine(Engine):
             continuation=self.continuation,
         )
 
-    async def goes_on(self, model: str, thinking: Thinking, *, closed: bool) -> Prefill | None:
-        # Whether tools go together with an unfinished message, nothing of it tells.
-        return None if closed else await super().goes_on(model, thinking, closed=closed)
-
     async def _continues(self, model: str, thinking: Thinking, closed: bool, form: Prefill) -> bool:
         """No template can be asked: a word begun, with nothing to do with the question, is.
 
@@ -66,6 +64,11 @@ class HostedEngine(Engine):
         """
         if form is not Prefill.TRAILING:
             return True  # the form that this API's own documentation names
+        if self._shown is None:
+            self._shown = await self._goes_on_with_a_word(model)
+        return self._shown
+
+    async def _goes_on_with_a_word(self, model: str) -> bool:
         begun = {"role": "assistant", "content": _BEGUN}
         body = {"model": model, "messages": [_COUNT, begun], "max_tokens": 8, "temperature": 0}
         answer = await self.upstream.post("/v1/chat/completions", body)

@@ -17,7 +17,10 @@ _SEEDS = 2**32 - 1  # the last one stands for a random seed
 
 class LlamaCppEngine(Engine):
     dialect = "llamacpp"
-    prefills = (Prefill.REASONING, Prefill.TRAILING)
+    prefills = (Prefill.REASONING, Prefill.REASONING_LINES, Prefill.TRAILING)
+    # A grammar would have to fit the thought too, were it sent as content: "Failed to initialize
+    # samplers" (b11549).
+    form_prefills = frozenset({Prefill.REASONING, Prefill.REASONING_LINES})
     ignores = frozenset({"min_tokens"})
 
     async def identify(self) -> Identity:

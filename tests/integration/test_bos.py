@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import gguf
 import pytest
-from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from gateway.demo.paths import bundled_model
 from gateway.demo.processes import gateway
 from tests.integration.recorder import Exchange, Recorder, recorded_engine
+from tests.integration.variants import BOOL, INTEGER, TEXT, metadata, variant
 
 _BOS = "<|endoftext|>"
 _QUESTION = "What is 47*6 + 82*5 - 19?"
@@ -69,17 +69,13 @@ async def _side(role: str, variant: str, folder: Path) -> AsyncIterator[Side]:
 
 def _with_bos(model: Path, target: Path, opening: str) -> Path:
     """A copy of `model` whose tokenizer adds a BOS and whose template begins with `opening`."""
-    reader, keys = gguf.GGUFReader(model), gguf.Keys.Tokenizer
-    template = opening + reader.get_field(keys.CHAT_TEMPLATE).contents()
-    bos = reader.get_field(keys.LIST).contents().index(_BOS)
+    keys = gguf.Keys.Tokenizer
     changed = {
-        keys.ADD_BOS: MetadataDetails(gguf.GGUFValueType.BOOL, True),
-        keys.BOS_ID: MetadataDetails(gguf.GGUFValueType.UINT32, bos),
-        keys.CHAT_TEMPLATE: MetadataDetails(gguf.GGUFValueType.STRING, template),
+        keys.ADD_BOS: (BOOL, True),
+        keys.BOS_ID: (INTEGER, metadata(model, keys.LIST).index(_BOS)),
+        keys.CHAT_TEMPLATE: (TEXT, opening + metadata(model, keys.CHAT_TEMPLATE)),
     }
-    architecture = reader.get_field(gguf.Keys.General.ARCHITECTURE).contents()
-    copy_with_new_metadata(reader, gguf.GGUFWriter(target, architecture), changed, [])
-    return target
+    return variant(model, target, changed)
 
 
 async def _post(url: str, path: str, body: dict[str, Any]) -> Any:

@@ -108,12 +108,11 @@ async def test_raw_response(client: AsyncOpenAI, reply: Any) -> None:
     assert raw.parse().choices[0].message == reply.choices[0].message
 
 
-async def test_structured_output_is_the_large_models_own(client: AsyncOpenAI) -> None:
+async def test_structured_output(client: AsyncOpenAI) -> None:
     class Sum(BaseModel):
         total: int
 
     parsed = await client.chat.completions.parse(**CHAT, response_format=Sum, max_tokens=300)
-    assert parsed.model == "tiny-large"
     assert isinstance(parsed.choices[0].message.parsed, Sum)
 
 
@@ -130,6 +129,47 @@ async def test_a_tool_call_comes_back_parsed(tmp_path: Path, streamed: bool) -> 
     [call] = reply.choices[0].message.tool_calls
     assert call.function.name == NAME
     assert json.loads(call.function.arguments) == ARGUMENTS
+
+
+# ---- responses ----------------------------------------------------------------------------------
+
+
+async def test_responses(client: AsyncOpenAI, reply: Any) -> None:
+    response = await client.responses.create(model=POLICY, input=QUESTION, temperature=0)
+    assert response.status == "completed"
+    assert response.output_text == reply.choices[0].message.content
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.usage
+    assert response.usage.output_tokens == reply.usage.completion_tokens
+
+
+async def test_responses_stream(client: AsyncOpenAI, reply: Any) -> None:
+    asked: Any = {"model": POLICY, "input": QUESTION, "temperature": 0}
+    async with client.responses.stream(**asked) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds.count("response.output_text.delta") > 5
+    assert kinds[-1] == "response.completed"
+    assert final.output_text == reply.choices[0].message.content
+
+
+async def test_responses_are_cut_off_at_their_limit(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model=POLICY, input=QUESTION, max_output_tokens=16)
+    assert response.status == "incomplete"
+    assert response.incomplete_details
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_a_responses_tool_call_comes_back_parsed(tmp_path: Path) -> None:
+    tool: Any = {"type": "function", "strict": False, **TOOL["function"]}
+    async with scripted(tmp_path, ToolCaller(model="big"), FakeVllm(model="tiny")) as served:
+        response = await served.client.responses.create(
+            model="pair", input="How many?", tools=[tool], tool_choice="required"
+        )
+    [call] = [item for item in response.output if item.type == "function_call"]
+    assert call.name == NAME
+    assert json.loads(call.arguments) == ARGUMENTS
 
 
 # ---- completions, models ------------------------------------------------------------------------
@@ -163,6 +203,19 @@ async def test_closing_a_stream_stops_the_engine(running: Running, client: Async
     )
     async for _ in stream:
         break
+    assert await busy(running.large)
+    await stream.close()
+    await idle_soon(running.large)
+
+
+async def test_closing_a_responses_stream_stops_the_engine(
+    running: Running, client: AsyncOpenAI
+) -> None:
+    asked: Any = {"model": POLICY, "input": QUESTION, "max_output_tokens": 1900}
+    stream = await client.responses.create(**asked, stream=True, extra_body=ENDLESS)
+    async for event in stream:
+        if event.type.endswith(".delta"):
+            break
     assert await busy(running.large)
     await stream.close()
     await idle_soon(running.large)
@@ -203,6 +256,8 @@ async def test_what_the_client_did_wrong(running: Running, client: AsyncOpenAI) 
     assert caught.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-9")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="gpt-9", input=QUESTION)
 
 
 async def test_a_wrong_key_and_too_many_generations(tmp_path: Path) -> None:

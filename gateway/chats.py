@@ -1,0 +1,66 @@
+"""The chunks of a chat that one engine writes by itself, as its own chat endpoint tells them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import ClientResponse
+
+from gateway import sse
+from gateway.engines.reading import chunk_object
+from gateway.errors import UpstreamError
+from gateway.upstream import Upstream
+
+Chunk = dict[str, Any]
+
+
+async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
+    """All of them; a server that answers with a whole completion has told one.
+
+    Raises GatewayError where the reply breaks, and where it ends without a `finish_reason`.
+    """
+    finish: object = None
+    async with aclosing(_objects(upstream, response)) as chunks:
+        async for chunk in chunks:
+            for choice in chunk.get("choices") or ():
+                finish = choice.get("finish_reason") or finish
+            yield chunk
+    if finish is None:
+        raise UpstreamError(
+            f"The stream from the engine at {upstream.url} ended without a finish_reason",
+            code="engine_truncated",
+        )
+    if finish in ("abort", "error"):
+        raise UpstreamError(f"The engine at {upstream.url} aborted the generation")
+
+
+async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
+    url, decoder = upstream.url, sse.EventDecoder()
+    async with aclosing(upstream.stream(response)) as reads:
+        if response.content_type == "application/json":  # it does not stream
+            content = b"".join([read async for read in reads])
+            yield _as_chunk(chunk_object(content, url))
+            return
+        async for read in reads:
+            try:
+                events = decoder.feed(read)
+            except sse.EventTooLargeError as error:
+                raise UpstreamError(f"The engine at {url} sent {error}") from None
+            for event in events:
+                if event == sse.DONE:
+                    return
+                yield chunk_object(event, url)
+
+
+def _as_chunk(completion: Chunk) -> Chunk:
+    """Calls get the index that a delta needs."""
+    choices = []
+    for choice in completion.get("choices") or ():
+        message = dict(choice.get("message") or {})
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        rest = {key: value for key, value in choice.items() if key != "message"}
+        choices.append({**rest, "delta": message})
+    return {**completion, "choices": choices}
