@@ -24,16 +24,23 @@ async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGene
     finish: object = None
     async with aclosing(_objects(upstream, response)) as chunks:
         async for chunk in chunks:
-            for choice in chunk.get("choices") or ():
+            for choice in _choices(chunk, upstream.url):
                 finish = choice.get("finish_reason") or finish
+            if finish in ("abort", "error"):
+                raise UpstreamError(f"The engine at {upstream.url} aborted the generation")
             yield chunk
     if finish is None:
         raise UpstreamError(
             f"The stream from the engine at {upstream.url} ended without a finish_reason",
             code="engine_truncated",
         )
-    if finish in ("abort", "error"):
-        raise UpstreamError(f"The engine at {upstream.url} aborted the generation")
+
+
+def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
+        raise UpstreamError(f"The engine at {url} sent a chunk whose choices can't be read")
+    return choices
 
 
 async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:

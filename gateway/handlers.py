@@ -158,21 +158,19 @@ async def _by_model(
 ) -> web.StreamResponse:
     """Passed through to an engine that serves the model, or to a policy's large model."""
     gateway = request.app[GATEWAY]
+    policy = gateway.policies.by_name.get(name)
+    asked = policy.large.model if policy else name
+
+    async def send(replica: Replica) -> web.StreamResponse:
+        model = replica.wire_model(asked)
+        same = model == name or not content
+        data = content if same else renamed(content, request.content_type, model)
+        return await pass_through(request, replica.upstream, path, data)
+
     with gateway.slots.take(1):
-        if policy := gateway.policies.by_name.get(name):
-            spec = policy.large
-
-            async def send_policy(replica: Replica) -> web.StreamResponse:
-                model = replica.wire_model(spec.model)
-                data = renamed(content, request.content_type, model)
-                return await pass_through(request, replica.upstream, path, data)
-
-            replicas = gateway.backend(spec.backend, policy.name).ranked()
-            return await _by_any(request, replicas, send_policy)
-
-        async def send(replica: Replica) -> web.StreamResponse:
-            return await pass_through(request, replica.upstream, path, content)
-
+        if policy:
+            replicas = gateway.backend(policy.large.backend, policy.name).ranked()
+            return await _by_any(request, replicas, send)
         for backend in gateway.backends.values():
             if replicas := backend.serving(name):
                 return await _by_any(request, replicas, send)

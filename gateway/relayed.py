@@ -15,7 +15,7 @@ from gateway.backends import ReplicaSet
 from gateway.choices import chunks_of
 from gateway.context import GATEWAY
 from gateway.errors import GatewayError, UpstreamError
-from gateway.generation import Generation, prepared
+from gateway.generation import Generation, ServedWholeError, prepared
 from gateway.openai_api import Ask
 from gateway.replies import Folded, Reply
 from gateway.streaming import EventStream
@@ -36,10 +36,11 @@ async def relayed(request: web.Request, policy: Policy, ask: Ask, wire: Wire) ->
     async with stream.kept_alive(request.app[GATEWAY].settings.timeouts.keep_alive):
         try:
             await _attempts(request, policy, ask, _Streamed(stream))
-        except GatewayError as error:
+        except (GatewayError, ServedWholeError) as error:
             if not stream.begun:
                 raise
-            await stream.send(wire.error(error))
+            told = error if isinstance(error, GatewayError) else UpstreamError(str(error))
+            await stream.send(wire.error(told))
     return stream.response
 
 
@@ -65,6 +66,7 @@ class _Streamed:
 
     def start(self) -> None:
         """A new attempt begins."""
+        self._stream.decided.set()
 
     async def take(self, chunks: Collection[dict[str, object]]) -> bool:
         """Returns whether more is wanted."""

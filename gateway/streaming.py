@@ -29,6 +29,8 @@ class EventStream:
         """Whether the client got more than signs of life."""
         self.left = False
         """Whether the client is gone."""
+        self.decided = asyncio.Event()
+        """Set once nothing but this stream can be the answer: then it is kept alive."""
         self._sends = 0
 
     @property
@@ -55,7 +57,7 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self, seconds: float) -> AsyncIterator[None]:
-        """Within the block the wire's ping is sent after every `seconds` of silence."""
+        """Within the block, once decided, the ping is sent after every `seconds` of silence."""
         pinging = asyncio.create_task(self._ping(seconds))
         try:
             yield
@@ -65,6 +67,7 @@ class EventStream:
                 await pinging
 
     async def _ping(self, seconds: float) -> None:
+        await self.decided.wait()
         sends = self._sends
         while not self.left:
             await asyncio.sleep(seconds)

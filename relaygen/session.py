@@ -6,8 +6,9 @@ false, close the stream, ask again; None means that the generation has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, assert_never
 
 from relaygen.boundaries import BoundaryMatcher
@@ -87,6 +88,7 @@ class RelaySession:
         self._cues = CueMatcher(policy.cue_set)
         self._boundaries = BoundaryMatcher(policy.boundary_set)
         self._outputs: list[Output] = []
+        self._end: Callable[[Usage], Output] | None = None  # the last output
         self._lagging: list[Piece] = []  # tokens whose text has not come yet
         self._received = 0  # tokens of the open decode
         self._guessed = False  # whether they are an estimate
@@ -115,10 +117,15 @@ class RelaySession:
         return self._kept.text()
 
     @property
-    def left(self) -> int | None:
-        """Tokens that the budget still has; None for no limit."""
-        limit = self._limits.max_tokens
-        return None if limit is None else limit - self._ledger.kept
+    def left(self) -> Limits:
+        """The limits of what is still to be written."""
+        limits, kept = self._limits, self._ledger.kept
+        return replace(
+            limits,
+            max_tokens=None if limits.max_tokens is None else limits.max_tokens - kept,
+            min_tokens=None if limits.min_tokens is None else max(0, limits.min_tokens - kept),
+            seed=None if limits.seed is None else limits.seed + self.segment,
+        )
 
     def next_decode(self) -> DecodeRequest | None:
         """The decode to open now, or None when the generation has ended."""
@@ -131,14 +138,14 @@ class RelaySession:
         self.decoding = True
         self._received = self._kept_here = 0
         self._guessed = False
-        limits, kept = self._limits, self._ledger.kept
+        left = self.left
         return DecodeRequest(
             role=self.role,
             segment=self.segment,
             prefix=self._kept.prefix(),
-            max_tokens=self.left,
-            min_tokens=None if limits.min_tokens is None else max(0, limits.min_tokens - kept),
-            seed=None if limits.seed is None else limits.seed + self.segment,
+            max_tokens=left.max_tokens,
+            min_tokens=left.min_tokens,
+            seed=left.seed,
         )
 
     def receive(self, event: Event) -> list[Output]:
@@ -159,7 +166,9 @@ class RelaySession:
             case _:
                 assert_never(event)
         self._outputs[:0] = self._transcript.take()
-        outputs, self._outputs = self._outputs, []
+        if self._end is not None:  # with what was discarded after it
+            self._outputs.append(self._end(self.usage))
+        outputs, self._outputs, self._end = self._outputs, [], None
         return outputs
 
     def cancel(self) -> None:
@@ -263,7 +272,7 @@ class RelaySession:
             self._transcript.withdraw()
             self._ledger.withdraw()
             text = ""
-        self._outputs.append(Delegated(text, self.usage))
+        self._end = partial(Delegated, text)
 
     def _hand_over(self, trigger: Trigger, text: str) -> None:
         self.decoding = False
@@ -293,7 +302,8 @@ class RelaySession:
 
     @property
     def _spent(self) -> bool:
-        return self.left is not None and self.left <= 0
+        limit = self._limits.max_tokens
+        return limit is not None and self._ledger.kept >= limit
 
     # ---- how a decode ends ----------------------------------------------------------------------
 
@@ -348,7 +358,7 @@ class RelaySession:
         if self._transcript.stop is not None:  # it may end in the blank just let go
             trigger, reason = Trigger.STOP, "stop"
         self._move(trigger)
-        self._outputs.append(Finished(reason, self.usage, self._transcript.stop))
+        self._end = partial(Finished, reason, stop=self._transcript.stop)
 
     def _fail(self, message: str) -> None:
         self.decoding = False
@@ -356,7 +366,7 @@ class RelaySession:
         self._move(Trigger.ERROR)
         self._discard(self._take_lagging())
         self._let_go()
-        self._outputs.append(Failed(message, self.usage))
+        self._end = partial(Failed, message)
 
     def _let_go(self) -> None:
         self._transcript.push(self.role, self.segment, self._kept.release_blank())

@@ -48,10 +48,16 @@ class ThinkingSplitter:
 
     def closes_at(self, text: str) -> int | None:
         """Where in `text`, were it pushed now, the thinking would be closed; None: nowhere."""
-        if self.phase is not Phase.THINKING:
+        if self.phase is Phase.ANSWER:
             return None
-        state = self._state
-        for i, char in enumerate(text):
+        start, state = 0, self._state
+        if self.phase is Phase.UNDECIDED:
+            whole = self._held + text
+            begun = whole.lstrip()
+            if not begun.startswith(self._open):
+                return None
+            start = len(text) - len(begun) + len(self._open)
+        for i, char in enumerate(text[start:], start):
             state = self._watch.step(state, char)
             if self._watch.ends[state]:
                 return i + 1

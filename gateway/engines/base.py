@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import structlog
 from aiohttp import ClientResponse
 
-from gateway.engines.chat import Chat, ChatReader, Prefill, chat_body
+from gateway.engines.chat import Chat, ChatReader, Parser, Prefill, chat_body
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import GatewayError, RequestError, UnreachableError
@@ -26,9 +26,12 @@ log = structlog.get_logger()
 
 # vLLM: "... logprobs of 21, which is greater than max allowed: 20"; OpenAI: "... maximum is 5".
 _LOGPROB_LIMIT = re.compile(
-    r"logprobs.*?(?:max(?:imum)? allowed:?|maximum (?:value )?is|must be (?:<=|at most)) (\d+)",
+    r"logprobs.*?(?:max(?:imum)? allowed:?|maximum (?:value )?is|"
+    r"must be (?:<=|at most|less than or equal to)) (\d+)",
     re.S,
 )
+PASSING = (429, 503, 504)
+"""Statuses that tell of the moment, not of what a server can do."""
 GREETING = {"role": "user", "content": "Hi"}
 _THOUGHT = "Okay, let me see."
 
@@ -73,14 +76,13 @@ class Sampling:
     logprobs: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a decode, and who reads its answer. `finished` once it was read to its end."""
+    """One request of a decode, and who reads its answer."""
 
     path: str
     body: dict[str, Any]
     reader: ChunkReader
-    finished: bool = False
 
 
 class Engine(Tokenization):
@@ -111,6 +113,7 @@ class Engine(Tokenization):
         self.active = 0
         """Generations that run on it now, as far as this process knows."""
         self._going_on: dict[tuple[str, Thinking, bool], Prefill | None] = {}
+        self._parsers: dict[str, Parser] = {}
 
     @property
     def url(self) -> str:
@@ -172,7 +175,6 @@ class Engine(Tokenization):
                     ):
                         async for event in events:
                             yield event
-                    call.finished = True
                     return
             except RequestError as error:
                 if not self._lower_logprobs(error, sampling):
@@ -190,23 +192,27 @@ class Engine(Tokenization):
     @asynccontextmanager
     async def _open(self, call: Call) -> AsyncGenerator[ClientResponse]:
         body = {key: value for key, value in call.body.items() if value is not None}
+        begun = True
         try:
             async with self.upstream.request("POST", call.path, encoded(body)) as response:
                 await raise_for_error(response, self.url)
                 yield response
+        except (RequestError, UnreachableError):
+            begun = False
+            raise
         finally:
-            if not call.finished:
+            if begun and call.reader.finish is None:
                 self._abandon(call)
 
     def _abandon(self, call: Call) -> None:
-        """A decode was left before its end, and its connection closed: what else there is to do."""
+        """A decode is left before its end, and its connection closed: what else there is to do."""
 
     async def _call(
         self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> Call:
         """The request for one decode."""
         if prompt.chat is not None:
-            return self._chat_call(model, prompt.chat, request, sampling)
+            return await self._chat_call(model, prompt.chat, request, sampling)
         body = {
             "model": self.wire_model(model),
             "prompt": await self._prompt(model, prompt, request.prefix),
@@ -236,6 +242,10 @@ class Engine(Tokenization):
         wanted = sampling.logprobs or 0
         return wanted if self.max_logprobs is None else min(wanted, self.max_logprobs)
 
+    def _seed(self, seed: int | None) -> int | None:
+        """A seed that the engine takes."""
+        return seed
+
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         """Which of these request fields would have no effect."""
         return sorted(fields.keys() & self.ignores)
@@ -245,7 +255,7 @@ class Engine(Tokenization):
 
     # ---- the chat endpoint ----------------------------------------------------------------------
 
-    def _chat_call(
+    async def _chat_call(
         self, model: str, chat: Chat, request: DecodeRequest, sampling: Sampling
     ) -> Call:
         prefix = request.prefix
@@ -260,18 +270,22 @@ class Engine(Tokenization):
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": request.max_tokens,
-            "seed": request.seed,
+            "seed": self._seed(request.seed),
         }
+        if request.min_tokens and "min_tokens" not in self.ignores:
+            body["min_tokens"] = request.min_tokens
         if sampling.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": self._logprobs(sampling)}
-        return Call("/v1/chat/completions", body, self._chat_reader(chat, prefix))
+        reader = ChatReader(chat, prefix, await self._parser(model, chat))
+        return Call("/v1/chat/completions", body, reader)
 
     def _chat_fields(self) -> dict[str, Any]:
         """Request fields of this dialect's chat endpoint, for a decode."""
         return {}
 
-    def _chat_reader(self, chat: Chat, prefix: str) -> ChatReader:
-        return ChatReader(chat, prefix)
+    async def _parser(self, model: str, chat: Chat) -> Parser:
+        """What is known of the server's parser of thoughts; its readers learn more."""
+        return self._parsers.setdefault(model, Parser())
 
     async def goes_on(self, model: str, thinking: Thinking, *, closed: bool) -> Prefill | None:
         """How the chat endpoint goes on exactly from a thought, open or closed; None: it doesn't.
@@ -298,8 +312,10 @@ class Engine(Tokenization):
             rendered = await self.text(model, await self.render(model, body))
         except UnreachableError:
             raise
-        except GatewayError:  # the template refuses such a message
-            return False
+        except GatewayError as error:
+            if error.status in PASSING:
+                raise
+            return False  # the template refuses such a message
         # A template may write the blank lines after the thinking itself: parsers swallow them.
         beyond = rendered.removeprefix(plain + prefix)
         return beyond != rendered and (not beyond or (closed and not beyond.strip()))

@@ -7,7 +7,7 @@ into reasoning and content; the reader joins it to the one text that the model w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -56,20 +56,25 @@ class Chat:
 
 def chat_body(chat: Chat, prefix: str) -> dict[str, Any]:
     """Messages and template fields for a reply that goes on after `prefix`."""
+    request = {k: v for k, v in chat.request.items() if (k, v) != ("add_generation_prompt", True)}
     if not prefix:
-        return dict(chat.request)
-    messages = list(chat.request["messages"])
-    if messages[-1].get("role") == "assistant":
-        prefix = _own(messages.pop()) + prefix
-    turn, flags = _unfinished(chat, prefix)
-    return {**chat.request, **flags, "messages": [*messages, {"role": "assistant", **turn}]}
+        return request
+    messages, own = _before(chat)
+    turn, flags = _unfinished(chat, own + prefix)
+    return {**request, **flags, "messages": [*messages, {"role": "assistant", **turn}]}
 
 
-def _own(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
+def _before(chat: Chat) -> tuple[list[Any], str]:
+    """The messages before the reply, and what a last one of the assistant's has begun of it."""
+    *before, last = chat.request["messages"]
+    by_flag = chat.prefill in (Prefill.CONTINUE, Prefill.APPENDED)
+    closed = by_flag and not chat.request.get("continue_final_message")
+    if last.get("role") != "assistant" or closed:
+        return [*before, last], ""
+    content = last.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content)
-    return str(content)
+    return before, str(content)
 
 
 def _unfinished(chat: Chat, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -112,65 +117,104 @@ def _split(thinking: Thinking, text: str) -> tuple[str | None, bool, str]:
     return thought, bool(close), answer
 
 
+@dataclass(slots=True)
+class Parser:
+    """What is known of a server's parser of thoughts.
+
+    `close` are the ids of the closing tag, where the server tells ids: a parser swallows its text.
+    `splits` tells whether it was seen to tell a thought that it went on with from an answer,
+    `repeats` whether it may repeat the message: what servers do is often not documented.
+    """
+
+    close: tuple[int, ...] = ()
+    splits: bool = False
+    repeats: bool = False
+
+
 class ChatReader(ChunkReader):
     """Joins reasoning and content to the text that the model wrote, tags and all.
 
-    Where in it the model stands is known from the prefix, not from the server's fields: servers
-    misjudge a continuation. Content after reasoning of the same stream closes the thinking; content
-    alone may be thinking too, on a server that doesn't split.
+    Where in it the model stands is known from the text, not from the server's fields: servers
+    misjudge a continuation. Content after reasoning closes the thinking; content alone may be
+    thinking too, on a server that doesn't split.
     """
 
     def __init__(
-        self, chat: Chat, prefix: str, count: Callable[[str], int] = estimate_tokens
+        self,
+        chat: Chat,
+        prefix: str,
+        parser: Parser | None = None,
+        count: Callable[[str], int] = estimate_tokens,
     ) -> None:
         super().__init__()
-        self._chat = chat
+        self._tags = chat.thinking
         self._count = count
-        splitter = ThinkingSplitter(chat.thinking.open, chat.thinking.close)
-        splitter.push(chat.opened + prefix)
-        self._phase = splitter.phase
-        self._splits = False
-        self._repeated = prefix
-        """What a server that repeats the prefix would send first."""
+        message = _before(chat)[1] + prefix
+        begun = chat.opened + message
+        self._splitter = ThinkingSplitter(chat.thinking.open, chat.thinking.close)
+        self._splitter.push(begun)
+        self._parser = parser or Parser(repeats=True)
+        self._apart = chat.prefill is Prefill.PREFIX_REASONING
+        """Whether this API surely has thoughts in a field of their own."""
+        self._inside = self._splitter.phase is Phase.THINKING
+        self._splits = self._apart or (self._inside and self._parser.splits)
+        repeats = self._parser.repeats and bool(message)
+        self._repeats = _repeats(chat.thinking, begun, message) if repeats else set()
+        """What a server that repeats the message would send first."""
+        self._held = ("", "")
+        self._last: tuple[int, ...] = ()
         self._predicted = 0
 
     def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
         delta = choice.get("delta") or {}
-        text = self._joined(
+        reasoning, content = self._new(
             delta.get("reasoning_content") or delta.get("reasoning") or "",
             delta.get("content") or "",
+            ends=bool(choice.get("finish_reason")),
         )
-        count = self._tokens(choice, chunk, text)
-        text = self._new(text)
-        if not text and not count:
+        texts = self._joined(reasoning, content, choice.get("token_ids") or ())
+        self._splitter.push("".join(texts))
+        count = self._tokens(choice, chunk, "".join(texts))
+        if not texts and not count:
             return []
+        # Pieces of their own, to be cut between; which of them the tokens are of is not told.
+        *tags, last = texts or [""]
         logprob, top = _logprob(choice)
-        return [Piece(text, (), count, logprob, top)]
+        return [*(Piece(text, (), 0) for text in tags), Piece(last, (), count, logprob, top)]
 
-    def _joined(self, reasoning: str, content: str) -> str:
-        tags, text = self._chat.thinking, ""
-        if reasoning:
-            if self._phase is Phase.UNDECIDED:
-                text, self._phase = tags.open, Phase.THINKING
+    def _joined(self, reasoning: str, content: str, ids: Sequence[int]) -> list[str]:
+        phase, swallowed = self._splitter.phase, self._swallowed(reasoning + content, ids)
+        if self._apart and phase is Phase.ANSWER:
+            reasoning = ""  # a thought taken up again: no part of the answer
+        opened = self._tags.open if reasoning and phase is Phase.UNDECIDED else ""
+        thinks = phase is Phase.THINKING or bool(opened)
+        if reasoning and thinks:
             self._splits = True
-            text += reasoning
-        if content:
-            if self._splits and self._phase is Phase.THINKING:
-                text, self._phase = text + tags.close, Phase.ANSWER
-            text += content
-        return text
+            self._parser.splits |= self._inside
+        closes = swallowed or (bool(content) and self._splits)
+        closed = self._tags.close if thinks and closes else ""
+        return [text for text in (opened, reasoning, closed, content) if text]
 
-    def _new(self, text: str) -> str:
-        """`text` without what repeats the prefix: whether servers do is often not documented."""
-        if not self._repeated or not text:
-            return text
-        if self._repeated.startswith(text):
-            self._repeated = self._repeated[len(text) :]
-            return ""
-        if text.startswith(self._repeated):
-            text = text[len(self._repeated) :]
-        self._repeated = ""
-        return text
+    def _swallowed(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether the closing tag was among the tokens, but not in their text."""
+        close = self._parser.close
+        if not close or not ids:
+            return False
+        seen = (*self._last, *ids)
+        self._last = seen[len(seen) - len(close) + 1 :]
+        found = any(seen[i : i + len(close)] == close for i in range(len(seen)))
+        return found and self._splitter.closes_at(text) is None
+
+    def _new(self, reasoning: str, content: str, *, ends: bool) -> tuple[str, str]:
+        """A delta without what repeats the message."""
+        reasoning, content = self._held[0] + reasoning, self._held[1] + content
+        seen = reasoning + content
+        if not ends and any(r.startswith(seen) and r != seen for r in self._repeats):
+            self._held = (reasoning, content)
+            return "", ""
+        cut = max((len(r) for r in self._repeats if seen.startswith(r)), default=0)
+        self._held, self._repeats = ("", ""), set()
+        return reasoning[cut:], content[max(0, cut - len(reasoning)) :]
 
     def _tokens(self, choice: dict[str, Any], chunk: dict[str, Any], text: str) -> int:
         """How many tokens a chunk brought: told by the server, or estimated."""
@@ -186,6 +230,14 @@ class ChatReader(ChunkReader):
             return 0
         self.estimated = True
         return self._count(text)
+
+
+def _repeats(thinking: Thinking, begun: str, message: str) -> set[str]:
+    """How a server may repeat a message: as it is, or told apart, with or without its blanks."""
+    before, _, after = begun.partition(thinking.close)
+    thought = before.removeprefix(thinking.open)
+    apart = {thought + after, thought.strip() + after.lstrip()}
+    return {text for text in {begun, message, *apart} if text}
 
 
 def _logprob(choice: dict[str, Any]) -> tuple[float | None, tuple[TopLogprob, ...]]:

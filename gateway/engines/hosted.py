@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import Engine, EngineInfo, Identity, Sampling
-from gateway.engines.chat import Prefill
+from gateway.engines.base import PASSING, Call, Continuation, Engine, EngineInfo, Identity, Sampling
+from gateway.engines.chat import Chat, Parser, Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt
-from gateway.errors import RequestError
+from gateway.errors import RequestError, UpstreamError
 from gateway.estimate import estimate_tokens, load_encoding
+from gateway.upstream import Upstream
 from relaygen.events import DecodeRequest, Piece
 from relaygen.policy import Thinking
 
 _COUNT = {"role": "user", "content": "Count from one to three."}
 _BEGUN = "The capital of Fran"
+_UNLIMITED = 8192  # a chat has no limit of its own, but /v1/completions one of 16
 _BY_HOST = {"deepseek": Prefill.PREFIX_REASONING, "mistral": Prefill.PREFIX}
 
 
@@ -28,12 +30,13 @@ class HostedEngine(Engine):
     ids = False
     renders = False
     tools = False
+    ignores = frozenset({"min_tokens"})
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, upstream: Upstream, continuation: Continuation = "completions") -> None:
+        super().__init__(upstream, continuation)
         named = [form for host, form in _BY_HOST.items() if host in self.url]
         self.prefills = (*named, Prefill.TRAILING)[:1]
-        self._shown: bool | None = None
+        self._shown: dict[tuple[str, Thinking], bool] = {}
 
     async def identify(self) -> Identity:
         try:
@@ -64,16 +67,46 @@ class HostedEngine(Engine):
         """
         if form is not Prefill.TRAILING:
             return True  # the form that this API's own documentation names
-        if self._shown is None:
-            self._shown = await self._goes_on_with_a_word(model)
-        return self._shown
+        if (model, thinking) not in self._shown:
+            self._shown[model, thinking] = await self._goes_on_with_a_word(model, thinking)
+        return self._shown[model, thinking]
 
-    async def _goes_on_with_a_word(self, model: str) -> bool:
-        begun = {"role": "assistant", "content": _BEGUN}
-        body = {"model": model, "messages": [_COUNT, begun], "max_tokens": 8, "temperature": 0}
-        answer = await self.upstream.post("/v1/chat/completions", body)
-        text = str(answer["choices"][0]["message"].get("content") or "")
-        return text.removeprefix(_BEGUN).lstrip().startswith("ce")
+    async def _goes_on_with_a_word(self, model: str, thinking: Thinking) -> bool:
+        """Tried inside a thought, which shows as well whether thoughts are told apart there."""
+        begun = f"{thinking.open}\n{_BEGUN}"
+        messages = [_COUNT, {"role": "assistant", "content": begun}]
+        body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
+        try:
+            answer = await self.upstream.post("/v1/chat/completions", body)
+            message = answer["choices"][0]["message"]
+            content = message.get("content")
+            thought = message.get("reasoning_content") or message.get("reasoning")
+        except RequestError as error:
+            if error.status in PASSING:
+                raise UpstreamError(f"{self.url} refused to be tried: {error.message}") from error
+            return False
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise UpstreamError(f"{self.url} answered oddly to be tried: {error!r}") from error
+        apart = _goes_on(thought, begun)
+        self._seen(model).splits |= apart
+        return apart or _goes_on(content, begun)
+
+    def _seen(self, model: str) -> Parser:
+        return self._parsers.setdefault(model, Parser(repeats=True))
+
+    async def _parser(self, model: str, chat: Chat) -> Parser:
+        return self._seen(model)
+
+    async def _chat_call(
+        self, model: str, chat: Chat, request: DecodeRequest, sampling: Sampling
+    ) -> Call:
+        call = await super()._chat_call(model, chat, request, sampling)
+        if Prefill.PREFIX in self.prefills:
+            # Mistral refuses fields that it doesn't know; the usage it tells unasked.
+            seed = call.body.pop("seed")
+            del call.body["stream_options"]
+            call.body["random_seed"] = None if seed is None else abs(seed)
+        return call
 
     async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
         assert isinstance(prefix, str) or not prefix, "a hosted API takes no ids"
@@ -91,13 +124,19 @@ class HostedEngine(Engine):
     def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
         return {
             **self._known(sampling),
-            "max_tokens": request.max_tokens,
+            "max_tokens": request.max_tokens or _UNLIMITED,
             "seed": request.seed,
             "logprobs": None if sampling.logprobs is None else self._logprobs(sampling),
         }
 
     def _reader(self) -> ChunkReader:
         return HostedReader()
+
+
+def _goes_on(text: object, begun: str) -> bool:
+    """Whether it is the rest of the word, or what was begun and the rest."""
+    rest = str(text or "").removeprefix(begun).lstrip().removeprefix(_BEGUN)
+    return rest.lstrip().startswith("ce")
 
 
 def _no_tokenizer(url: str) -> RequestError:

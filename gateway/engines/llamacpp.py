@@ -58,7 +58,7 @@ class LlamaCppEngine(Engine):
         return {
             **self._known(sampling),
             "max_tokens": request.max_tokens,
-            "seed": _seed(request.seed),
+            "seed": self._seed(request.seed),
             "logprobs": max(1, self._logprobs(sampling)),
             "timings_per_token": True,
             "cache_prompt": True,
@@ -68,15 +68,14 @@ class LlamaCppEngine(Engine):
     def _known(self, sampling: Sampling) -> dict[str, Any]:
         return {_RENAMED.get(key, key): value for key, value in super()._known(sampling).items()}
 
+    def _seed(self, seed: int | None) -> int | None:
+        return None if seed is None else seed % _SEEDS
+
     def _reader(self) -> ChunkReader:
         return LlamaCppReader()
 
     def _chat_fields(self) -> dict[str, Any]:
         return {"reasoning_format": "none", "timings_per_token": True, "cache_prompt": True}
-
-
-def _seed(seed: int | None) -> int | None:
-    return None if seed is None else seed % _SEEDS
 
 
 class LlamaCppReader(ChunkReader):

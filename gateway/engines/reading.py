@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import orjson
@@ -109,7 +109,8 @@ def chunk_object(data: bytes, url: str) -> dict[str, Any]:
 
 
 # TGI's words for its kinds of error (router/src/infer/mod.rs).
-_STATUS_BY_TYPE = {"validation": 422, "overloaded": 429}
+_STATUS_BY_TYPE = {"validation": 422, "overloaded": 429, "template_error": 422}
+_TGI_FAILED = ("Request failed during generation", "Incomplete generation")
 
 
 def _told(chunk: dict[str, Any], error: dict[str, Any], url: str) -> GatewayError:
@@ -120,6 +121,8 @@ def _told(chunk: dict[str, Any], error: dict[str, Any], url: str) -> GatewayErro
         status = told.get("http_status_code", told.get("code"))
     if "overloaded" in message:  # TGI tells it as a 422, like everything else
         status = 429
+    elif message.startswith(_TGI_FAILED):
+        status = None
     if status in (400, 413, 422):
         return RequestError(message, status=status, **error)
     status = status if status in (429, 503) else None
@@ -134,34 +137,51 @@ def token_pieces(choice: dict[str, Any]) -> list[Piece]:
     text: str = choice.get("text") or ""
     ids: list[int] = choice.get("token_ids") or []
     logprobs = choice.get("logprobs") or {}
+    tokens: list[str] = logprobs.get("tokens") or []
     if not text and not ids:
         return []
-    texts = _shares(logprobs.get("tokens") or [], text)
-    if texts is None or (ids and len(texts) != len(ids)):
+    if not tokens or (ids and len(ids) != len(tokens)):
         # The last of several may be half a character: only a lone id surely is its text's.
         lone = len(ids) == 1
-        value = (logprobs.get("token_logprobs") or [None])[0] if lone else None
-        return [Piece(text, tuple(ids) if lone else (), len(ids) or 1, value)]
+        return [Piece(text, tuple(ids) if lone else (), len(ids) or len(tokens) or 1)]
     values = logprobs["token_logprobs"]
-    tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    return [
-        Piece(token, tuple(ids[i : i + 1]), 1, values[i], _top(tops[i]))
-        for i, token in enumerate(texts)
-    ]
+    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    pieces = []
+    for start, end, share, sure in _shares(tokens, text):
+        alone = end - start == 1
+        pieces.append(
+            Piece(
+                share,
+                tuple(ids[start:end]) if sure else (),
+                end - start,
+                values[start] if alone else None,
+                _top(tops[start]) if alone else (),
+            )
+        )
+    return pieces
 
 
-def _shares(tokens: list[str], text: str) -> list[str] | None:
-    """Each token's share of the chunk's text, None where they don't fit together.
+def _shares(tokens: list[str], text: str) -> Iterator[tuple[int, int, str, bool]]:
+    """Runs of tokens with their share of the text; and whether it surely is all of their text.
 
-    The last token may be an end of turn, which has a text of its own but none in the chunk.
+    Some engines show half a character as other ones, an end of turn is shown and no text: such
+    tokens are between those that fit from the left and from the right.
     """
-    if not tokens:
-        return None
-    if "".join(tokens) == text:
-        return tokens
-    if "".join(tokens[:-1]) == text:
-        return [*tokens[:-1], ""]
-    return None
+    first, last = 0, len(tokens)
+    while first < last and text.startswith(tokens[first]):
+        yield first, first + 1, tokens[first], True
+        text = text[len(tokens[first]) :]
+        first += 1
+    right: list[tuple[int, int, str, bool]] = []
+    while first < last - 1 and tokens[last - 1] and text.endswith(tokens[last - 1]):
+        last -= 1
+        right.insert(0, (last, last + 1, tokens[last], True))
+        text = text[: len(text) - len(tokens[last])]
+    if text:
+        yield first, last, text, last - first == 1 or bool(right)
+    else:
+        yield from ((i, i + 1, "", True) for i in range(first, last))
+    yield from right
 
 
 def _top(top: dict[str, float] | None) -> tuple[TopLogprob, ...]:

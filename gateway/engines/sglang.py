@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from gateway.engines.base import Call, Engine, Identity, Sampling
+from gateway.engines.base import Call, Continuation, Engine, Identity, Sampling
 from gateway.engines.chat import Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt, common_start, template_kwargs
@@ -29,8 +29,8 @@ class SglangEngine(Engine):
     dialect = "sglang"
     prefills = (Prefill.APPENDED,)
 
-    def __init__(self, upstream: Upstream, **options: Any) -> None:
-        super().__init__(upstream, **options)
+    def __init__(self, upstream: Upstream, continuation: Continuation = "completions") -> None:
+        super().__init__(upstream, continuation)
         self._aborts: set[asyncio.Task[None]] = set()
         self._added: tuple[int, ...] | None = None
         """What /tokenize adds where it was told not to: newer versions drop the field."""

@@ -41,6 +41,8 @@ class TgiEngine(Engine):
     dialect = "tgi"
     ids = False
     max_logprobs = 5
+    _bos: str | None = None
+    """Its text, once a prompt began with it."""
 
     async def identify(self) -> Identity:
         info = await self.upstream.get("/info")
@@ -106,13 +108,20 @@ class TgiEngine(Engine):
 
     async def _without_bos(self, model: str, text: str) -> str:
         """TGI writes the BOS itself: one that the text begins with would be a second."""
-        begin = await self.begin(model)
-        if not begin:
-            return text
-        head = (await self._tokens(text[:_HEAD_CHARS]))[len(begin) :][: len(begin)]
-        if tuple(token["id"] for token in head) != begin:
-            return text
-        return text[head[-1]["stop"] :]
+        if self._bos is None:
+            self._bos = await self._bos_of(text, await self.begin(model))
+        return text.removeprefix(self._bos or "")
+
+    async def _bos_of(self, text: str, begin: tuple[int, ...]) -> str | None:
+        """The text of the BOS, if this one begins with it."""
+        head = (await self._tokens(text[:_HEAD_CHARS]))[len(begin) :][: len(begin)] if begin else []
+        if not head or tuple(token["id"] for token in head) != begin:
+            return None
+        # Offsets are of bytes or of characters, as the tokenizer is: only all of a BOS is one.
+        stop = head[-1]["stop"]
+        bos = text.encode()[:stop].decode(errors="ignore")
+        whole = tuple(token["id"] for token in await self._tokens(bos)) == begin + begin
+        return bos if whole else text[:stop]
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         return sorted(fields.keys() - _PARAMETERS)
@@ -124,24 +133,33 @@ class TgiEngine(Engine):
             "details": True,
             "return_full_text": False,
             "top_n_tokens": self._logprobs(sampling) or None,
-            "seed": None if request.seed is None else request.seed % _SEEDS,
+            "seed": self._seed(request.seed),
         }
         return {key: value for key, value in parameters.items() if value is not None}
+
+    def _seed(self, seed: int | None) -> int | None:
+        return None if seed is None else seed % _SEEDS
 
     def _reader(self) -> ChunkReader:
         return TgiReader()
 
 
 def _valid(given: dict[str, Any]) -> dict[str, Any]:
-    """TGI refuses the values by which others switch a parameter off: they are left out."""
+    """TGI refuses the values by which others switch a parameter off: they are left out.
+
+    Without a temperature it would take the likeliest token; its OpenAI-style endpoints sample.
+    """
     off = {
         "temperature": lambda value: value <= 0,
         "top_p": lambda value: value >= 1,
         "top_k": lambda value: value <= 0,
+        "typical_p": lambda value: value >= 1,
     }
     left = {k: v for k, v in given.items() if not (k in off and _is(off[k], v))}
     greedy = "temperature" in given and "temperature" not in left
-    return {**left, "do_sample": not greedy} if "temperature" in given else left
+    if greedy:  # any of the others would make it sample, whatever `do_sample` says
+        left = {k: v for k, v in left.items() if k not in off}
+    return {**left, "do_sample": not greedy}
 
 
 def _is(test: Any, value: Any) -> bool:
@@ -158,7 +176,7 @@ class TgiReader(ChunkReader):
             self.finish = finish_reason(details["finish_reason"])
             self.tokens = details.get("generated_tokens")
             self.done = True
-            if token.get("special") and self.finish == "stop":
+            if self.finish == "stop":
                 text = ""  # the end of the turn, which is no text
         top = tuple(
             TopLogprob(t["text"], t["logprob"], t["id"]) for t in chunk.get("top_tokens") or ()

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.engines.base import Engine, Identity, Sampling
-from gateway.engines.chat import Prefill
+from gateway.engines.chat import Chat, Parser, Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt, template_kwargs
+from gateway.errors import RequestError
 from relaygen.events import DecodeRequest, Piece
 
 _TEMPLATE_FIELDS = (
@@ -70,6 +71,12 @@ class VllmEngine(Engine):
 
     def _chat_fields(self) -> dict[str, Any]:
         return {"return_token_ids": True, "skip_special_tokens": False}
+
+    async def _parser(self, model: str, chat: Chat) -> Parser:
+        try:
+            return Parser(await self.fixed_ids(model, chat.thinking.close))
+        except RequestError:  # its tokenizer is not open to us
+            return await super()._parser(model, chat)
 
 
 class VllmReader(ChunkReader):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
 from structlog.testing import capture_logs
+from yarl import URL
 
-from tests.gateway.fakes import FakeVllm, Raw, Reset, writes
+from tests.gateway.fakes import Connection, FakeVllm, Gate, Raw, Request, Reset, writes
 from tests.gateway.fakes.engines import CHAT
-from tests.gateway.support import POLICY, USER, Served, Stage
+from tests.gateway.support import POLICY, USER, Served, Stage, policy_of
 
 BODY = b'{ "messages":[{"role":"user", "content":"\\u0041"}],"model" : "big", "relaygen": 1e2}'
 
@@ -49,8 +51,6 @@ async def test_the_engine_gets_its_own_key_and_nothing_of_the_clients(stage: Sta
         "large": {"urls": [large.url], "api_key": "engine-key"},
         "small": {"urls": [small.url]},
     }
-    from tests.gateway.support import policy_of
-
     served = await stage.gateway({"backends": backends}, policy_of(large, small))
     await ready(served)
     await served.client.chat.completions.create(
@@ -190,3 +190,199 @@ async def test_a_dead_engine_is_a_502(stage: Stage) -> None:
     response, content = await post(served, CHAT, BODY)
     assert response.status == 502
     assert json.loads(content)["error"]["code"] == "engine_unreachable"
+
+
+# ---- whatever else engines serve ----------------------------------------------------------------
+
+
+class Echo(FakeVllm):
+    """Answers other paths with what it likes, and remembers what it was sent."""
+
+    paths: ClassVar[tuple[str, ...]] = ("/v1/", "/tokenize", "/detokenize")
+    headers: ClassVar[dict[str, str]] = {
+        "x-engine": "odd",
+        "proxy-connection": "keep-alive",
+        "keep-alive": "timeout=5",
+        "access-control-allow-origin": "*",
+        "x-request-id": "theirs",
+    }
+
+    async def answer(self, request: Request, connection: Connection) -> None:
+        known = ("/v1/models", "/version")
+        body = request.content
+        probe = b"add_special_tokens" in body or b"messages" in body or b'"tokens"' in body
+        if request.path in known or probe or not request.path.startswith(self.paths):
+            await super().answer(request, connection)
+            return
+        connection.whole(b"\x00odd \xff", 207, **{"content-type": "audio/x-odd", **self.headers})
+
+
+async def echoing(stage: Stage, **policy: Any) -> tuple[Served, Echo]:
+    large = Echo(model="big")
+    served = await stage.pair(large, FakeVllm(model="tiny"), **policy)
+    await ready(served)
+    return served, large
+
+
+async def call(
+    served: Served, method: str, path: str, **given: Any
+) -> tuple[aiohttp.ClientResponse, bytes]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, URL(served.url + path, encoded=True), **given) as response,
+    ):
+        return response, await response.read()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "GET"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v1/a%2Fb/c%20d?x=1%262&y=a+b&z=%2B",
+        "/v1/lora/x/y/",
+        "/v1/rerank?",
+    ],
+)
+async def test_any_path_and_method_pass_untouched(stage: Stage, method: str, path: str) -> None:
+    served, large = await echoing(stage)
+    body = b'{ "model":"big" , "input": 1e2}'
+    response, content = await call(served, method, path, data=body)
+    assert (response.status, content) == (207, b"\x00odd \xff")
+    assert response.headers["content-type"] == "audio/x-odd"
+    assert response.headers["x-engine"] == "odd"
+    assert response.headers["x-relaygen-mode"] == "passthrough"
+    request = large.requests[-1]
+    assert (request.method, request.path, request.content) == (method, path.rstrip("?"), body)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_the_tokenizers_paths_pass_too(stage: Stage, path: str) -> None:
+    served, large = await echoing(stage)
+    response, content = await post(served, path, b'{"model":"big",  "prompt": "x"}')
+    assert (response.status, content) == (207, b"\x00odd \xff")
+    assert large.requests[-1].content == b'{"model":"big",  "prompt": "x"}'
+
+
+def form(model: str) -> tuple[bytes, str]:
+    parts = [
+        b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
+        b"Content-Type: audio/wav\r\n\r\n\x00\xff--\r\n\r\n",
+        b'--xyz\r\nContent-Disposition: form-data; name="model"\r\n\r\n',
+        model.encode() + b"\r\n--xyz--\r\n",
+    ]
+    return b"".join(parts), "multipart/form-data; boundary=xyz"
+
+
+async def test_a_form_with_files_passes_byte_for_byte(stage: Stage) -> None:
+    served, large = await echoing(stage)
+    body, kind = form("big")
+    headers = {"Content-Type": kind}
+    path = "/v1/audio/transcriptions"
+    response, _ = await call(served, "POST", path, data=body, headers=headers)
+    assert response.status == 207
+    assert large.requests[-1].content == body
+    assert large.requests[-1].headers["content-type"] == kind
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize"])
+async def test_a_policys_name_goes_to_its_large_model(stage: Stage, path: str) -> None:
+    served, large = await echoing(stage)
+    body = json.dumps({"model": POLICY, "input": "x", "relaygen": {}}).encode()
+    response, _ = await post(served, path, body)
+    assert response.status == 207
+    assert large.requests[-1].body == {"model": "big", "input": "x"}
+
+
+async def test_a_policys_name_in_a_form_goes_to_its_large_model(stage: Stage) -> None:
+    served, large = await echoing(stage)
+    body, kind = form(POLICY)
+    headers = {"Content-Type": kind}
+    response, _ = await call(served, "POST", "/v1/audio/x", data=body, headers=headers)
+    assert response.status == 207
+    assert large.requests[-1].content == form("big")[0]
+
+
+async def test_a_query_may_name_the_model(stage: Stage) -> None:
+    served, large = await echoing(stage)
+    response, _ = await call(served, "GET", "/v1/files?model=big&x=%26")
+    assert response.status == 207
+    assert large.requests[-1].path == "/v1/files?model=big&x=%26"
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "status"),
+    [
+        ("GET", b"", 404),
+        ("POST", b"", 400),
+        ("POST", b"[1]", 400),
+        ("POST", b'{"model": 5}', 400),
+        ("POST", b"\x00", 400),
+    ],
+)
+async def test_without_a_model_no_engine_can_be_chosen(
+    stage: Stage, method: str, body: bytes, status: int
+) -> None:
+    served, large = await echoing(stage)
+    asked = len(large.requests)
+    response, content = await call(served, method, "/v1/embeddings", data=body)
+    error = json.loads(content)["error"]
+    assert (response.status, error["param"]) == (status, "model")
+    assert "/v1/embeddings" in error["message"]
+    assert len(large.requests) == asked
+
+
+async def test_a_model_that_nobody_serves_is_a_404(stage: Stage) -> None:
+    served, _ = await echoing(stage)
+    response, content = await post(served, "/v1/embeddings", b'{"model": "gpt-9"}')
+    assert (response.status, json.loads(content)["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/x/../../sleep"])
+async def test_no_path_leads_out_of_the_api(stage: Stage, path: str) -> None:
+    served, large = await echoing(stage)
+    response, _ = await call(served, "POST", path, data=b'{"model": "big"}')
+    assert response.status == 404
+    assert not [request for request in large.requests if "sleep" in request.path]
+
+
+async def test_headers_of_one_connection_end_with_it(stage: Stage) -> None:
+    served, large = await echoing(stage)
+    sent = {
+        "Authorization": "Bearer clients",
+        "x-api-key": "clients",
+        "Cookie": "a=b",
+        "X-Conversation-Id": "1",
+        "Accept-Encoding": "gzip",
+        "TE": "trailers",
+        "Proxy-Authorization": "x",
+        "Accept": "audio/*",
+        "Content-Type": "application/odd",
+        "anthropic-beta": "tools",
+    }
+    response, _ = await call(
+        served, "POST", "/v1/odd", data=b'{"model": "big"}', headers={**sent, "Connection": "close"}
+    )
+    got = large.requests[-1].headers
+    kept = {"accept": "audio/*", "content-type": "application/odd", "anthropic-beta": "tools"}
+    assert kept.items() <= got.items()
+    assert got["accept-encoding"] == "identity"
+    assert not {"authorization", "x-api-key", "cookie", "x-conversation-id", "te"} & got.keys()
+    assert not {"proxy-authorization", "proxy-connection"} & got.keys()
+    back = {name.lower() for name in response.headers}
+    assert not {"proxy-connection", "keep-alive", "access-control-allow-origin"} & back
+    assert response.headers.getall("x-request-id") != ["theirs"]
+    assert len(response.headers.getall("x-request-id")) == 1
+
+
+async def test_the_limit_of_generations_holds_for_all_of_them(stage: Stage) -> None:
+    large = Echo(model="big")
+    served = await stage.pair(large, FakeVllm(model="tiny"), {"limits": {"generations": 1}})
+    await ready(served)
+    gate = large.gates["/v1/chat/completions"] = Gate()
+    waiting = asyncio.create_task(post(served, CHAT, BODY))
+    await gate.reached.wait()
+    response, _ = await post(served, "/v1/embeddings", b'{"model": "big"}')
+    assert response.status == 429
+    gate.opened.set()
+    assert (await waiting)[0].status == 200

@@ -48,7 +48,7 @@ KINDS = {"reasoning_content": "reasoning", "reasoning": "reasoning", "content": 
 
 def frames(*chunks: dict[str, Any]) -> list[bytes]:
     stream = ResponsesStream("pair", REQUEST)
-    return [*map(stream.chunk, chunks), stream.ping(), stream.end()]
+    return [*map(stream.chunk, chunks), b": ping\n", stream.end()]
 
 
 def streamed(*chunks: dict[str, Any]) -> list[dict[str, Any]]:

@@ -496,6 +496,13 @@ def test_the_reference_sends_a_last_blank() -> None:
     assert run.requests[1].prefix == "Now, "
 
 
+def test_what_comes_after_a_stop_string_is_counted_as_discarded() -> None:
+    session = RelaySession(POLICY, Limits(stops=("END",)), phase=Phase.ANSWER)
+    session.next_decode()
+    outputs = session.receive(tokens("a", "END", "b", "c"))
+    assert outputs[-1] == Finished("stop", Usage(large_tokens=2, discarded_tokens=2), "END")
+
+
 # ---- failures, leaving, misuse ------------------------------------------------------------------
 
 

@@ -99,3 +99,20 @@ def whole_text_parts(text: str, phase: Phase) -> list[tuple[str, str]]:
 def merged(parts: list[tuple[str, str]]) -> list[tuple[str, str]]:
     groups = groupby((part for part in parts if part[1]), lambda part: part[0])
     return [(kind, "".join(text for _, text in group)) for kind, group in groups]
+
+
+@given(texts, texts, st.sampled_from(list(Phase)))
+def test_where_the_thinking_would_close_is_where_it_then_closes(
+    before: list[str], after: list[str], phase: Phase
+) -> None:
+    splitter = ThinkingSplitter(OPEN, CLOSE, phase)
+    pushed = "".join(part.text for token in before for part in splitter.push(token))
+    text = "".join(after)
+    at, phase_before = splitter.closes_at(text), splitter.phase
+    parts = splitter.push(text)
+    closes = splitter.phase is ANSWER is not phase_before and splitter.thought
+    assert (at is not None) is closes
+    if at is not None:
+        answer = "".join(part.text for part in parts if part.kind.value == "answer")
+        assert text[at:] == answer
+        assert (pushed + "".join(part.text for part in parts)).endswith(CLOSE + answer)
