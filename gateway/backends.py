@@ -48,6 +48,10 @@ class Replica:
         """The model's name as the engine wants it in a request."""
         return self._engine.wire_model(model) if self._engine else model
 
+    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A request that the engine serves whole, as it wants it."""
+        return self._engine.whole(body) if self._engine else body
+
     async def ready(self) -> tuple[Engine, EngineInfo]:
         """The engine behind the URL. Raises UpstreamError while it can't be used.
 

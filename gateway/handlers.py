@@ -109,7 +109,7 @@ async def _served_whole(request: web.Request, policy: Policy, asked: _Asked) -> 
     sampling = {**policy.sampling, **spec.sampling}
 
     async def send(replica: Replica) -> web.StreamResponse:
-        body = for_model(asked.body, replica.wire_model(spec.model), sampling)
+        body = replica.whole(for_model(asked.body, spec.model, sampling))
         if asked.path is None:
             return await translated(request, replica.upstream, body, asked.wire)
         return await pass_through(request, replica.upstream, asked.path, encoded(body))

@@ -17,7 +17,7 @@ from gateway.chats import chat_chunks
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
 from gateway.openai_api import parse_object
-from gateway.streaming import EventStream
+from gateway.streaming import UNBUFFERED, EventStream
 from gateway.upstream import REFUSED_KEY, Upstream, encoded, raise_for_error
 from gateway.wire import Wire
 
@@ -142,8 +142,14 @@ def model_in(content: bytes, content_type: str) -> str | None:
 
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
-    return CIMultiDict(
+    named = {name.strip().lower() for name in answer.headers.get("Connection", "").split(",")}
+    dropped = _HOP_BY_HOP | named
+    kept = CIMultiDict(
         (name, value)
         for name, value in answer.headers.items()
-        if name.lower() not in _HOP_BY_HOP and not name.lower().startswith("access-control-")
+        if name.lower() not in dropped and not name.lower().startswith("access-control-")
     )
+    if answer.content_type == "text/event-stream":
+        for name, value in UNBUFFERED.items():
+            kept.setdefault(name, value)
+    return kept

@@ -64,9 +64,11 @@ class _Streamed:
     def begun(self) -> bool:
         return self._stream.told
 
-    def start(self) -> None:
+    def start(self, prompt_tokens: int) -> None:
         """A new attempt begins."""
         self._stream.decided.set()
+        if not self.begun:
+            self._stream.wire.prompted(prompt_tokens)
 
     async def take(self, chunks: Collection[dict[str, object]]) -> bool:
         """Returns whether more is wanted."""
@@ -86,7 +88,7 @@ class _Collected:
     def __init__(self) -> None:
         self.folded = Folded()
 
-    def start(self) -> None:
+    def start(self, prompt_tokens: int) -> None:
         self.folded = Folded()
 
     async def take(self, chunks: Collection[dict[str, object]]) -> bool:
@@ -141,7 +143,7 @@ async def _attempt(
         logprobs=ask.logprobs,
     )
     started = time.perf_counter()
-    sink.start()
+    sink.start(generations[0].prompts.tokens)
     try:
         async with aclosing(chunks_of(generations, reply, ask)) as batches:
             async for chunks in batches:

@@ -10,12 +10,9 @@ from aiohttp import web
 
 from gateway.wire import Wire
 
-# The last one keeps nginx from buffering the stream.
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Keep proxies, nginx above all, from holding a stream back."""
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", **UNBUFFERED}
 
 
 class EventStream:

@@ -12,15 +12,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.chats import chat_chunks
 from gateway.engines.base import opened_by
 from gateway.engines.chat import Chat, chat_body
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.pairs import Side
 from gateway.replies import Chunk, Reply
-from gateway.upstream import encoded, raise_for_error
-from relaygen.events import Delegated, Role
+from relaygen.events import DecodeRequest, Delegated, Role
 from relaygen.usage import Usage
 
 
@@ -40,7 +38,7 @@ async def tool_chunks(
     role, segment = generation.writer
     writer = (side.role, segment if side.role is role else segment + 1)
     body = await _body(generation, ask, thought, side)
-    async with aclosing(_stream(side, body)) as chunks:
+    async with aclosing(_stream(generation, side, body)) as chunks:
         async for chunk in chunks:
             if usage := chunk.get("usage"):
                 written.usage = _with(thought.usage, role, side.role, usage)
@@ -64,33 +62,25 @@ async def _body(generation: Generation, ask: Ask, thought: Delegated, side: Side
         opened = opened_by(await side.tokens.tail(side.model, prompt), policy.thinking)
     form = await engine.goes_on(side.model, policy.thinking, closed=True)
     chat = Chat(ask.template, policy.thinking, opened, form, form)
-    sampling = generation.sampling[side.role].fields
     return {
         **chat_body(chat, thought.text),
-        **{key: value for key, value in sampling.items() if key not in engine.ignores},
         **ask.forms,
         "model": engine.wire_model(side.model),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": left.max_tokens,
-        "min_tokens": left.min_tokens or None,
-        "seed": left.seed,
         "stop": list(left.stops) or None,
         "include_stop_str_in_output": left.include_stop or None,
-        "logprobs": None if ask.logprobs is None else True,
-        "top_logprobs": ask.logprobs,
     }
 
 
-async def _stream(side: Side, body: dict[str, Any]) -> AsyncGenerator[Chunk]:
-    upstream = side.engine.upstream
-    data = encoded({key: value for key, value in body.items() if value is not None})
+async def _stream(
+    generation: Generation, side: Side, body: dict[str, Any]
+) -> AsyncGenerator[Chunk]:
+    left, segment = generation.session.left, generation.session.segment
+    request = DecodeRequest(side.role, segment, "", left.max_tokens, left.min_tokens, left.seed)
+    chat = side.engine.chat(body, request, generation.sampling[side.role])
     with side.failing():
-        async with upstream.request("POST", "/v1/chat/completions", data) as response:
-            await raise_for_error(response, upstream.url)
-            async with aclosing(chat_chunks(upstream, response)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        async with aclosing(chat) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 def _with(before: Usage, last: Role, role: Role, told: dict[str, Any]) -> Usage:

@@ -32,6 +32,9 @@ class Wire(ABC):
     @abstractmethod
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]: ...
 
+    def prompted(self, tokens: int) -> None:  # noqa: B027 - most APIs tell it at the end alone
+        """The prompt's length is known, before the first chunk."""
+
     def ping(self) -> bytes:
         """Sent on long silences: a comment with no blank line after it, as openai-python before
         2.38 takes the end of a comment for the end of an empty event."""
@@ -65,6 +68,9 @@ class MessagesWire(Wire):
     def __init__(self, model: str) -> None:
         self._model = model
         self._stream = messages_api.MessagesStream(model)
+
+    def prompted(self, tokens: int) -> None:
+        self._stream.prompted(tokens)
 
     def chunk(self, chunk: Chunk) -> bytes:
         return self._stream.chunk(chunk)

@@ -61,6 +61,10 @@ class MessagesStream:
         self._started = False
         self._ended = False
 
+    def prompted(self, tokens: int) -> None:
+        """The prompt's length, which the first event tells where it is known by then."""
+        self._chat.usage = {"prompt_tokens": tokens}
+
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """UpstreamError: the engine's deltas can't be put in order."""
         steps = self._chat.feed(chunk)

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Literal
 import structlog
 from aiohttp import ClientResponse
 
+from gateway.chats import chat_chunks
 from gateway.engines.chat import Chat, ChatReader, Parser, Prefill, chat_body
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import GatewayError, RequestError, UnreachableError
 from gateway.upstream import Upstream, encoded, raise_for_error
-from relaygen.events import DecodeRequest, Event
+from relaygen.events import DecodeRequest, Event, Piece
 from relaygen.policy import Thinking
 
 Continuation = Literal["completions", "chat"]
@@ -287,6 +288,42 @@ class Engine(Tokenization):
         """What is known of the server's parser of thoughts; its readers learn more."""
         return self._parsers.setdefault(model, Parser())
 
+    async def chat(
+        self, body: Mapping[str, Any], request: DecodeRequest, sampling: Sampling
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """The chunks of a chat that the engine writes by itself, as they are.
+
+        Closing the iterator early closes the connection, as with a decode. Raises as that does.
+        """
+        fields = {
+            **body,
+            **self._known(sampling),
+            **self._rid(),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": request.max_tokens,
+            "min_tokens": None if "min_tokens" in self.ignores else request.min_tokens or None,
+            "seed": self._seed(request.seed),
+        }
+        if sampling.logprobs is not None:
+            fields |= {"logprobs": True, "top_logprobs": self._logprobs(sampling)}
+        call = Call("/v1/chat/completions", fields, _Noting())
+        async with (
+            self._open(call) as response,
+            aclosing(chat_chunks(self.upstream, response)) as chunks,
+        ):
+            async for chunk in chunks:
+                call.reader.read(chunk)
+                yield chunk
+
+    def _rid(self) -> dict[str, Any]:
+        """The field by which the engine is later told to abort a request, if it needs that."""
+        return {}
+
+    def whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A client's request that this engine serves whole, as it wants it."""
+        return {**body, "model": self.wire_model(str(body["model"]))}
+
     async def goes_on(self, model: str, thinking: Thinking, *, closed: bool) -> Prefill | None:
         """How the chat endpoint goes on exactly from a thought, open or closed; None: it doesn't.
 
@@ -319,6 +356,22 @@ class Engine(Tokenization):
         # A template may write the blank lines after the thinking itself: parsers swallow them.
         beyond = rendered.removeprefix(plain + prefix)
         return beyond != rendered and (not beyond or (closed and not beyond.strip()))
+
+
+def with_max_tokens(body: dict[str, Any]) -> dict[str, Any]:
+    """A limit under its newer name put under the older one, which servers heed in any version."""
+    newer = body.get("max_completion_tokens")
+    if newer is None or body.get("max_tokens") is not None:
+        return body
+    rest = {key: value for key, value in body.items() if key != "max_completion_tokens"}
+    return {**rest, "max_tokens": newer}
+
+
+class _Noting(ChunkReader):
+    """Notes how a chat ends, and leaves its chunks alone."""
+
+    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
+        return []
 
 
 def opened_by(rendered: str, thinking: Thinking) -> str:

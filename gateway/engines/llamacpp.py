@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import Engine, Identity, Sampling
+from gateway.engines.base import Engine, Identity, Sampling, with_max_tokens
 from gateway.engines.chat import Prefill
 from gateway.engines.reading import ChunkReader
 from gateway.engines.tokenization import Prompt
@@ -67,6 +67,9 @@ class LlamaCppEngine(Engine):
 
     def _known(self, sampling: Sampling) -> dict[str, Any]:
         return {_RENAMED.get(key, key): value for key, value in super()._known(sampling).items()}
+
+    def whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return with_max_tokens(super().whole(body))
 
     def _seed(self, seed: int | None) -> int | None:
         return None if seed is None else seed % _SEEDS

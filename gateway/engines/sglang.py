@@ -90,7 +90,7 @@ class SglangEngine(Engine):
             "logprobs": self._logprobs(sampling),
             "return_token_ids": True,
             "skip_special_tokens": False,
-            "rid": f"relaygen-{uuid.uuid4().hex}",
+            **self._rid(),
         }
 
     def _reader(self) -> ChunkReader:
@@ -101,8 +101,11 @@ class SglangEngine(Engine):
             "skip_special_tokens": False,
             "separate_reasoning": False,
             "logprobs": True,  # chats tell no ids: these count the tokens
-            "rid": f"relaygen-{uuid.uuid4().hex}",
+            **self._rid(),
         }
+
+    def _rid(self) -> dict[str, Any]:
+        return {"rid": f"relaygen-{uuid.uuid4().hex}"}
 
     def _abandon(self, call: Call) -> None:
         """Closing the connection alone frees the request only two seconds later."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import Call, Engine, Identity, Sampling
+from gateway.engines.base import Call, Engine, Identity, Sampling, with_max_tokens
 from gateway.engines.reading import ChunkReader, finish_reason
 from gateway.engines.tokenization import Prompt, common_start
 from gateway.errors import RequestError
@@ -136,6 +136,10 @@ class TgiEngine(Engine):
             "seed": self._seed(request.seed),
         }
         return {key: value for key, value in parameters.items() if value is not None}
+
+    def whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in body.items() if key != "presence_penalty"}
+        return with_max_tokens(super().whole(kept))
 
     def _seed(self, seed: int | None) -> int | None:
         return None if seed is None else seed % _SEEDS

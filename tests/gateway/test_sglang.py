@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.engines.reading import token_pieces
 from tests.gateway.fakes import (
     Error,
     FakeEngine,
@@ -32,7 +33,6 @@ from tests.gateway.support import (
     Stage,
     ask,
     events,
-    get,
     policy_of,
     stream,
     until_ready,
@@ -184,6 +184,27 @@ async def test_characters_split_over_tokens_and_chunks_come_whole(
     assert reply.text("reasoning_content") == "🎉. Now🎉! So"
     assert reply.text("content") == "🎉."
     assert reply.usages[0]["completion_tokens"] == len(tokens) + 1
+
+
+SHARES: list[tuple[str, list[str], list[tuple[str, tuple[int, ...], int]]]] = [
+    ("🎉. Now", ["\x89", ".", " Now"], [("🎉", (1,), 1), (".", (2,), 1), (" Now", (3,), 1)]),
+    (" Now", [" Now", "ð", "\x9f"], [(" Now", (1,), 1), ("", (2,), 1), ("", (3,), 1)]),
+    ("🎉!", ["\x8e", "\x89", "!"], [("🎉", (1, 2), 2), ("!", (3,), 1)]),
+    ("🎉", ["\x8e", "\x89", "ð"], [("🎉", (), 3)]),
+    ("ok", ["ok", "<|im_end|>"], [("ok", (1,), 1), ("", (2,), 1)]),
+    ("", ["<|im_end|>"], [("", (1,), 1)]),
+]
+
+
+@pytest.mark.parametrize(("text", "tokens", "pieces"), SHARES)
+def test_each_token_has_its_share_of_the_text(
+    text: str, tokens: list[str], pieces: list[tuple[str, tuple[int, ...], int]]
+) -> None:
+    logprobs = {"tokens": tokens, "token_logprobs": [-0.5] * len(tokens), "top_logprobs": []}
+    ids = list(range(1, len(tokens) + 1))
+    read = token_pieces({"text": text, "token_ids": ids, "logprobs": logprobs})
+    assert [(piece.text, piece.ids, piece.tokens) for piece in read] == pieces
+    assert [piece.logprob for piece in read] == [-0.5 if n == 1 else None for *_, n in pieces]
 
 
 async def test_several_tokens_a_chunk_are_cut_between_tokens(stage: Stage) -> None:
@@ -368,12 +389,3 @@ async def test_a_decode_that_was_aborted_elsewhere_is_an_error(stage: Stage) -> 
         wire = await within(WAIT_S, reader.readuntil(b"}}\n\n"))
     error = json.loads(wire.rpartition(b"data: ")[2])["error"]
     assert "aborted the generation" in error["message"]
-
-
-async def test_the_engine_is_told_in_readyz(stage: Stage) -> None:
-    large, small = pair(bos=True, system="<bos>")
-    served = await stage.pair(large, small)
-    await until_ready(served, 200)
-    [told] = (await get(served, "/readyz"))[1]["backends"]["large"]
-    assert (told["engine"], told["version"], told["bos"]) == ("sglang", "0.5.23", 1)
-    assert (told["ids"], told["max_logprobs"]) == (True, None)

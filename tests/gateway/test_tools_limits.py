@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import openai
 import pytest
 
-from tests.gateway.fakes import Error, FakeEngine, Fin, Gate, Raw, Reset
+from tests.gateway.fakes import Error, FakeEngine, FakeSglang, Fin, Gate, Raw, Reset
 from tests.gateway.fakes.engines import CHAT
 from tests.gateway.fakes.script import Act
 from tests.gateway.support import GONE_S, USER, WAIT_S, Stage, ask, stream, within
@@ -195,3 +195,13 @@ async def test_leaving_in_a_call_reaches_the_engine(stage: Stage, streaming: boo
         await within(WAIT_S, gate.reached.wait())
     await within(GONE_S, large.asked(CHAT)[0].left.wait())
     await idle(served)
+
+
+async def test_leaving_in_a_call_aborts_it_where_closing_alone_does_not(stage: Stage) -> None:
+    gate = Gate()
+    served, large, _ = await two(stage, gate, dialect=FakeSglang)
+    async with client(served, stream=True, tools=TOOLS):
+        await within(WAIT_S, gate.reached.wait())
+    assert isinstance(large, FakeSglang)
+    rid = large.asked(CHAT)[-1].body["rid"]
+    assert await within(GONE_S, large.freeing(rid)) == "abort"
