@@ -10,7 +10,7 @@ demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
 
 test: setup  ## everything but vLLM, on real llama.cpp engines
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: setup  ## format, lint, types, import rule, the core's tests at full branch coverage
 	$(BIN)/ruff format --check .
@@ -47,4 +47,4 @@ docs: setup  ## writes the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .cache .venv-clients .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -125,8 +125,9 @@ class Replica:
         """For /readyz."""
         if self.info is None:
             return {"url": self.url, "up": False, "error": self.error}
-        limit = self._engine.max_logprobs if self._engine else None
-        return {"url": self.url, "up": True, **_told(self.info), "max_logprobs": limit}
+        assert self._engine is not None
+        learned = {"max_logprobs": self._engine.max_logprobs, "tokens": self._engine.counts}
+        return {"url": self.url, "up": True, **_told(self.info), **learned}
 
 
 def _told(info: EngineInfo) -> dict[str, Any]:

@@ -152,6 +152,11 @@ class Engine(Tokenization):
             return 0
         return prompt.ids.count(begin[-1])
 
+    @property
+    def counts(self) -> str:
+        """How its tokens are counted, for /readyz."""
+        return "exact"
+
     def wire_model(self, model: str) -> str:
         """The model's name as this server wants it in a request."""
         return model

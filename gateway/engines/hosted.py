@@ -14,7 +14,7 @@ from gateway.engines.chat import Chat, Parser, Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt
 from gateway.errors import RequestError, UpstreamError
-from gateway.estimate import estimate_tokens, load_encoding
+from gateway.estimate import estimate_method, estimate_tokens, load_encoding
 from gateway.upstream import Upstream
 from relaygen.events import DecodeRequest, Piece
 from relaygen.policy import Thinking
@@ -58,6 +58,10 @@ class HostedEngine(Engine):
             ids=False,
             continuation=self.continuation,
         )
+
+    @property
+    def counts(self) -> str:
+        return f"by the server's usage; what is cut off is estimated, by {estimate_method()}"
 
     async def _continues(self, model: str, thinking: Thinking, closed: bool, form: Prefill) -> bool:
         """No template can be asked: a word begun, with nothing to do with the question, is.

@@ -95,6 +95,7 @@ async def test_auto_finds_each_engine_and_tells_what_it_can(
     rest = {"context": 1234, "bos": 1, "ids": dialect is not FakeTgi, "continuation": "completions"}
     [told] = body["backends"]["large"]
     vocabulary = told.pop("vocabulary")
+    assert told.pop("tokens") == "exact"
     assert told == {"url": url, "up": True, **known, **rest}
     assert len(vocabulary) == 16
     [line] = [log for log in logs if log["event"] == "engine up" and log["url"] == url]
@@ -123,6 +124,7 @@ async def test_a_hosted_api_is_told_with_what_it_lacks(stage: Stage) -> None:
     large.completions = False
     _, body = await probed(stage, large, {"engine": "openai"})
     [told] = body["backends"]["large"]
+    assert "estimated, by" in told.pop("tokens")
     assert told == {
         "url": large.url.removesuffix("/v1"),
         "up": True,

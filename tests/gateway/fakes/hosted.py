@@ -93,7 +93,7 @@ class FakeHosted(FakeEngine):
 
     def prompt_of(self, request: Request) -> list[int]:
         if not is_chat(request.path):
-            if not isinstance(request.body["prompt"], str):
+            if not isinstance(request.body.get("prompt"), str):
                 raise self.refusal("prompt: must be a string")
             return self.tokenizer.encode(request.body["prompt"], special=True)
         prefix = self.prefix_of(request)
