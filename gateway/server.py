@@ -87,8 +87,11 @@ def serve_workers(count: int, arguments: Sequence[str]) -> int:
     """
     command = [sys.executable, "-m", "gateway", *arguments, "--worker"]
     workers: list[subprocess.Popen[bytes]] = []
+    told = False
 
     def stop(number: int, _: object) -> None:
+        nonlocal told
+        told = True
         for worker in workers:
             worker.send_signal(number)
 
@@ -98,5 +101,6 @@ def serve_workers(count: int, arguments: Sequence[str]) -> int:
     workers.extend(subprocess.Popen(command) for _ in range(count))
     while all(worker.poll() is None for worker in workers):
         time.sleep(_WORKER_CHECK_S)
-    stop(signal.SIGTERM, None)
+    if not told:  # a second signal would cut off what the others let finish
+        stop(signal.SIGTERM, None)
     return max(abs(worker.wait()) for worker in workers)
