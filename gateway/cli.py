@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gateway.calibrate.arguments import add_arguments as add_calibrate_arguments
 from gateway.demo.main import add_arguments as add_demo_arguments
 from gateway.demo.main import run as run_demo
 from gateway.policies import read_policy
@@ -49,6 +50,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     add_demo_arguments(
         commands.add_parser("demo", help="see it work on two tiny models, on this machine")
     )
+    add_calibrate_arguments(
+        commands.add_parser("calibrate", help="find a pair's cues from what its models write")
+    )
     policy = commands.add_parser("policy", help="check policies, print their schema")
     actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
@@ -57,7 +61,13 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     _replay_arguments(
         commands.add_parser("replay", help="show which model would have written what of a text")
     )
-    return parser, {"serve": _serve, "demo": _demo, "policy": _policy, "replay": _replay}
+    return parser, {
+        "serve": _serve,
+        "demo": _demo,
+        "calibrate": _calibrate,
+        "policy": _policy,
+        "replay": _replay,
+    }
 
 
 # ---- serve --------------------------------------------------------------------------------------
@@ -139,6 +149,12 @@ def _shown(settings: Settings) -> str:
 
 def _demo(options: argparse.Namespace) -> int:
     return asyncio.run(run_demo(options))
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from gateway.calibrate.command import run  # its libraries take a while to load
+
+    return run(options)
 
 
 # ---- policy -------------------------------------------------------------------------------------

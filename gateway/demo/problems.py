@@ -1,9 +1,14 @@
-"""Fresh arithmetic problems in the form that the tiny pair was trained on, and their grading."""
+"""Fresh arithmetic problems in the form that the tiny pair was trained on, and their grading.
+
+python -m gateway.demo.problems COUNT SEED > problems.jsonl
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import sys
 from dataclasses import dataclass
 
 from gateway.demo.pair.task import trace
@@ -40,3 +45,15 @@ def is_right(problem: Problem, reply: str) -> bool:
         return False
     integers = _INTEGER.findall(after if tag else reply)
     return bool(integers) and int(integers[-1]) == problem.expected
+
+
+def main() -> None:
+    """Prints problems as JSON lines, in GSM8K's form."""
+    count, seed = (int(argument) for argument in sys.argv[1:3])
+    for problem in problems(count, seed):
+        answer = f"#### {problem.expected}"
+        sys.stdout.write(json.dumps({"question": problem.question, "answer": answer}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

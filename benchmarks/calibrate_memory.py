@@ -1,0 +1,226 @@
+"""The select stage on a big trace file: its peak memory and its time.
+
+    python benchmarks/calibrate_memory.py [--gib 2]
+
+Made-up traces, a few hundred that are repeated under ids of their own, and their scores, in a
+temporary folder. The stage runs in a process of its own, whose memory is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gateway.calibrate.selecting import Files, Found, select_cues
+from relaygen.calibration.selection import Choice
+from relaygen.calibration.traces import Score, Trace, to_line
+from relaygen.policy import Policy
+
+VARIED = 300
+TOKENS = 2000
+SEED = 7
+GIB = 2**30
+MIB = 2**20
+
+OPENERS = (
+    *("Wait", "Now", "Now,", "So", "So,", "Thus", "Therefore,", "Let me", "Let me check", "But"),
+    *("First", "Then", "Next,", "Hmm,", "Also", "The", "If", "We", "I", "Maybe", "Also, das"),
+)
+EASY = {"Thus", "Therefore,", "So,"}
+SYLLABLES = ("ra", "ni", "so", "now", "the", "ber", "ch", "lo", "am", "ix", "ü", "re", "but", "st")
+ENDS = (*[(".",)] * 6, ("!",), ("?",), (" 3", ".", "14", "."), (":", "\n\n"), (".\n",), (' 446."',))
+
+
+# ---- made-up traces -----------------------------------------------------------------------------
+
+
+def _words(rng: random.Random) -> list[str]:
+    """A vocabulary with a few thousand tokens."""
+    return [
+        " " * (rng.random() < 0.8) + "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
+        for _ in range(4000)
+    ]
+
+
+def _sentence(rng: random.Random, words: list[str]) -> tuple[list[str], float]:
+    """Its tokens, and the share of them that the scorer hits."""
+    opener = rng.choice(OPENERS)
+    first, *others = opener.replace(",", " ,").split(" ")
+    tokens = [f" {first}", *(other if other == "," else f" {other}" for other in others)]
+    tokens += rng.choices(words, k=rng.randint(4, 28))
+    tokens += rng.choice(ENDS)
+    return tokens, 0.999 if opener in EASY else 0.97
+
+
+def _pair(rng: random.Random, words: list[str], number: int) -> tuple[Trace, Score]:
+    texts, hits = ["<think>", "\n"], [True, True]
+    while len(texts) < TOKENS * rng.uniform(0.9, 1.0):
+        tokens, right = _sentence(rng, words)
+        texts += tokens
+        hits += [rng.random() < right for _ in tokens]
+    answer = ["</think>", "\n\n", "The", " answer", " is", " 446", "."]
+    texts, hits = texts + answer, hits + [True] * len(answer)
+    trace = Trace(
+        id="?",
+        question="What is it?",
+        prompt="What is it?",
+        prompt_ids=tuple(range(12)),
+        texts=tuple(texts),
+        ids=tuple(rng.randrange(150_000) for _ in texts),
+        margins=tuple(_margin(rng) for _ in texts),
+        finish="stop",
+        first_s=0.05,
+        total_s=9.0 + number,
+    )
+    return trace, Score("?", "made up", tuple(_margin(rng) for _ in texts), tuple(hits))
+
+
+def _margin(rng: random.Random) -> float | None:
+    return None if rng.random() < 0.01 else 1.0 - rng.random() ** 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a file repeats: lines without the id."""
+
+    traces: list[str]
+    scores: list[str]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Lines of traces and scores, without end."""
+        number = 0
+        while True:
+            for trace, score in zip(self.traces, self.scores, strict=True):
+                head = f'{{"id":"made-up-{number:08}",'
+                yield head + trace, head + score
+                number += 1
+
+
+def _lines() -> Lines:
+    rng = random.Random(SEED)
+    words = _words(rng)
+    pairs = [_pair(rng, words, number) for number in range(VARIED)]
+    without_id = [[to_line(record).partition(",")[2] + "\n" for record in pair] for pair in pairs]
+    return Lines([trace for trace, _ in without_id], [score for _, score in without_id])
+
+
+def _write(files: Files, size: int, progress: Progress) -> None:
+    task = progress.add_task("writing", total=size)
+    with (
+        files.traces.open("w", encoding="utf-8") as traces,
+        files.scores.open("w", encoding="utf-8") as scores,
+    ):
+        written = 0
+        for trace, score in _lines().pairs():
+            traces.write(trace)
+            scores.write(score)
+            written += len(trace)
+            progress.update(task, completed=written)
+            if written >= size:
+                return
+
+
+# ---- the stage, in a process of its own ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    found: Found
+    seconds: float
+    peak: int  # bytes
+
+
+def _select(files: Files, out: Connection) -> None:
+    told = 0.0
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told > 0.2:
+            told = time.monotonic()
+            out.send((what, done, total))
+
+    start = time.monotonic()
+    found = select_cues(files, Choice(), _policy(), tell)
+    seconds = time.monotonic() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    out.send(Measured(found, seconds, peak))
+
+
+def _policy() -> Policy:
+    return Policy.model_validate(
+        {
+            "version": 1,
+            "name": "made-up",
+            "large": {"backend": "large", "model": "L"},
+            "small": {"backend": "small", "model": "S"},
+            "cues": {"words": []},
+        }
+    )
+
+
+def _measured(files: Files, progress: Progress) -> Measured:
+    here, there = multiprocessing.Pipe(duplex=False)
+    # Not forked: a fork would count the parent's memory.
+    process = multiprocessing.get_context("spawn").Process(target=_select, args=(files, there))
+    process.start()
+    there.close()
+    tasks: dict[str, object] = {}
+    try:
+        while not isinstance(told := here.recv(), Measured):
+            what, done, total = told
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
+    except EOFError:
+        raise SystemExit("the stage failed; its error is above") from None
+    finally:
+        process.join()
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=2.0, metavar="N", help="size of the traces")
+    size = int(parser.parse_args().gib * GIB)
+    console = Console()
+    columns = (
+        *(TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(binary_units=True)),
+        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
+    )
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
+        files = Files(Path(folder, "traces.jsonl"), Path(folder, "scores.jsonl"))
+        _write(files, size, progress)
+        read = files.traces.stat().st_size + files.scores.stat().st_size
+        found = _measured(files, progress)
+    selection = found.found.selection
+    console.print(
+        f"{read / GIB:.2f} GiB, {selection.traces} traces, {selection.tokens} tokens of thinking: "
+        f"{len(selection.cues)} candidates, {len(selection.chosen)} chosen\n"
+        f"peak memory {found.peak / MIB:.0f} MiB, {found.seconds:.0f} s, "
+        f"{read / MIB / found.seconds:.1f} MiB/s"
+    )
+
+
+if __name__ == "__main__":
+    main()

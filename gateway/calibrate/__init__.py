@@ -1,0 +1,1 @@
+"""`relaygen calibrate`: from two servers to a policy, with the evidence."""
