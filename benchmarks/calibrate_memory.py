@@ -15,16 +15,17 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
+    TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -45,59 +46,71 @@ MIB = 2**20
 
 OPENERS = (
     *("Wait", "Now", "Now,", "So", "So,", "Thus", "Therefore,", "Let me", "Let me check", "But"),
-    *("First", "Then", "Next,", "Hmm,", "Also", "The", "If", "We", "I", "Maybe", "Also, das"),
+    *("First", "Then", "Next,", "Hmm,", "Also", "The", "If", "We", "I", "Maybe", "Zuerst", "所以"),
 )
-EASY = {"Thus", "Therefore,", "So,"}
-SYLLABLES = ("ra", "ni", "so", "now", "the", "ber", "ch", "lo", "am", "ix", "ü", "re", "but", "st")
-ENDS = (*[(".",)] * 6, ("!",), ("?",), (" 3", ".", "14", "."), (":", "\n\n"), (".\n",), (' 446."',))
+EASY = {"Thus", "Therefore,", "Next,", "Zuerst", "所以"}
+SYLLABLES = (
+    *("ra", "ni", "so", "the", "ber", "ch", "lo", "am", "ix", "ü", "re", "st", "ing", "qu", "no"),
+    *("tion", "al", "ve", "der", "ma", "ti", "con", "pre", "est", "un", "ity", "ous", "ly", "w"),
+)
+ENDS = (*[(".",)] * 6, ("!",), ("?",), (" 3", ".", "14", "."), (":", "\n\n"), (".\n",), (" 4", "."))
 
 
 # ---- made-up traces -----------------------------------------------------------------------------
 
 
-def _words(rng: random.Random) -> list[str]:
-    """A vocabulary with a few thousand tokens."""
+@dataclass(slots=True)
+class Tokens:
+    """Of a trace: texts, and the scorer's margins and hits."""
+
+    texts: list[str] = field(default_factory=list)
+    margins: list[float | None] = field(default_factory=list)
+    hits: list[bool | None] = field(default_factory=list)
+
+    def add(self, rng: random.Random, texts: Iterable[str], *, easy: bool) -> None:
+        for text in texts:
+            self.texts.append(text)
+            self.margins.append(_margin(rng) if not easy else 1 - rng.random() / 1000)
+            self.hits.append(easy or rng.random() < 0.97)
+
+
+def _margin(rng: random.Random) -> float | None:
+    return None if rng.random() < 0.01 else 1.0 - rng.random() ** 4
+
+
+def _vocabulary(rng: random.Random) -> list[str]:
     return [
         " " * (rng.random() < 0.8) + "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
         for _ in range(4000)
     ]
 
 
-def _sentence(rng: random.Random, words: list[str]) -> tuple[list[str], float]:
-    """Its tokens, and the share of them that the scorer hits."""
-    opener = rng.choice(OPENERS)
+def _sentence(rng: random.Random, opener: str, words: list[str]) -> list[str]:
     first, *others = opener.replace(",", " ,").split(" ")
     tokens = [f" {first}", *(other if other == "," else f" {other}" for other in others)]
-    tokens += rng.choices(words, k=rng.randint(4, 28))
-    tokens += rng.choice(ENDS)
-    return tokens, 0.999 if opener in EASY else 0.97
+    return [*tokens, *rng.choices(words, k=rng.randint(4, 28)), *rng.choice(ENDS)]
 
 
-def _pair(rng: random.Random, words: list[str], number: int) -> tuple[Trace, Score]:
-    texts, hits = ["<think>", "\n"], [True, True]
-    while len(texts) < TOKENS * rng.uniform(0.9, 1.0):
-        tokens, right = _sentence(rng, words)
-        texts += tokens
-        hits += [rng.random() < right for _ in tokens]
-    answer = ["</think>", "\n\n", "The", " answer", " is", " 446", "."]
-    texts, hits = texts + answer, hits + [True] * len(answer)
+def _pair(rng: random.Random, words: list[str]) -> tuple[Trace, Score]:
+    tokens = Tokens()
+    tokens.add(rng, ["<think>", "\n"], easy=True)
+    while len(tokens.texts) < TOKENS * rng.uniform(0.9, 1.0):
+        opener = rng.choice(OPENERS)
+        tokens.add(rng, _sentence(rng, opener, words), easy=opener in EASY)
+    tokens.add(rng, ["</think>", "\n\n", "The", " answer", " is", " 446", "."], easy=True)
     trace = Trace(
         id="?",
         question="What is it?",
         prompt="What is it?",
         prompt_ids=tuple(range(12)),
-        texts=tuple(texts),
-        ids=tuple(rng.randrange(150_000) for _ in texts),
-        margins=tuple(_margin(rng) for _ in texts),
+        texts=tuple(tokens.texts),
+        ids=tuple(rng.randrange(150_000) for _ in tokens.texts),
+        margins=tuple(_margin(rng) for _ in tokens.texts),
         finish="stop",
         first_s=0.05,
-        total_s=9.0 + number,
+        total_s=9.0,
     )
-    return trace, Score("?", "made up", tuple(_margin(rng) for _ in texts), tuple(hits))
-
-
-def _margin(rng: random.Random) -> float | None:
-    return None if rng.random() < 0.01 else 1.0 - rng.random() ** 4
+    return trace, Score("?", "made up", tuple(tokens.margins), tuple(tokens.hits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +132,8 @@ class Lines:
 
 def _lines() -> Lines:
     rng = random.Random(SEED)
-    words = _words(rng)
-    pairs = [_pair(rng, words, number) for number in range(VARIED)]
+    words = _vocabulary(rng)
+    pairs = [_pair(rng, words) for _ in range(VARIED)]
     without_id = [[to_line(record).partition(",")[2] + "\n" for record in pair] for pair in pairs]
     return Lines([trace for trace, _ in without_id], [score for _, score in without_id])
 
@@ -185,13 +198,13 @@ def _measured(files: Files, progress: Progress) -> Measured:
     process = multiprocessing.get_context("spawn").Process(target=_select, args=(files, there))
     process.start()
     there.close()
-    tasks: dict[str, object] = {}
+    tasks: dict[str, TaskID] = {}
     try:
         while not isinstance(told := here.recv(), Measured):
             what, done, total = told
             if what not in tasks:
                 tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
+            progress.update(tasks[what], completed=done)
     except EOFError:
         raise SystemExit("the stage failed; its error is above") from None
     finally:
@@ -205,7 +218,7 @@ def main() -> None:
     size = int(parser.parse_args().gib * GIB)
     console = Console()
     columns = (
-        *(TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(binary_units=True)),
+        *(TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn()),
         *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
     )
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:

@@ -122,8 +122,7 @@ class _Run:
             self._note(note)
         text = policy_text(options.out, found.words, force=options.force or not write)
         if write:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(text, encoding="utf-8")
+            _put(options.out, text)
         self._show(found, text, report=report)
         if write:
             self._console.print(f"policy written: {options.out}", soft_wrap=True)
@@ -188,6 +187,14 @@ class _Run:
                 progress.update(tasks[what], completed=done)
 
             yield advance
+
+
+def _put(path: Path, text: str) -> None:
+    """The whole file or the old one, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 async def first_model(url: str, key: str | None) -> str:

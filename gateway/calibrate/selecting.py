@@ -62,10 +62,10 @@ def select_cues(
     """
     choice = replace(choice, longest=policy.max_small_tokens)
     thinking, boundaries, match = policy.thinking, policy.boundary_set, policy.cues.match
-    beginnings = Beginnings()
+    beginnings = Beginnings(boundaries)
     with _traces(files, None, on_progress, "sentences") as traces:
         for trace in traces:
-            beginnings.add(trace.texts, thought(trace.texts, thinking), boundaries)
+            beginnings.add(trace.texts, thought(trace.texts, thinking))
     own = beginnings.frequent(sentences=choice.occurrences, traces=choice.traces)
     told: list[str] = []
     with scored_traces(files, told, on_progress, "segments") as scored:
@@ -95,15 +95,9 @@ def prefixes(
     """Each beginning of the chosen list, from none to all, and the traces replayed with it."""
     words = tuple(cue.cue for cue in selection.chosen)
     lists = [words[:count] for count in range(len(words) + 1)]
-    policies = [_with(policy, some) for some in lists]
     with scored_traces(files) as scored:
         some = _counted(itertools.islice(scored, PROJECTED), selection.traces, on_progress)
-        return tuple(zip(lists, replayed_all(policies, some, choice.sure), strict=True))
-
-
-def _with(policy: Policy, words: tuple[str, ...]) -> Policy:
-    cues = policy.cues.model_copy(update={"words": words})
-    return Policy.model_validate({**policy.model_dump(), "cues": cues})
+        return tuple(zip(lists, replayed_all(policy, lists, some, choice.sure), strict=True))
 
 
 @contextmanager

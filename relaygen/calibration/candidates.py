@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from relaygen.boundaries import BoundarySet
-from relaygen.calibration.segments import Span, sentences
+from relaygen.calibration.segments import Segmenter, Span
 from relaygen.cues import CueMatch, CueSet
 from relaygen.words import joined
 
@@ -32,15 +32,17 @@ _INSIDE = "'’-"  # between two letters they are the word's
 class Beginnings:
     """Counts what sentences begin with: the first word, and the first two."""
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: BoundarySet) -> None:
+        self._segmenter = Segmenter((), boundaries, 1)
         self._sentences: Counter[str] = Counter()
         self._traces: Counter[str] = Counter()
 
-    def add(self, texts: Sequence[str], span: Span, boundaries: BoundarySet) -> None:
+    def add(self, texts: Sequence[str], span: Span) -> None:
         """The sentences of one trace's thinking."""
+        self._segmenter.read(texts)
         found = [
             text
-            for sentence in sentences(texts, span, boundaries)
+            for sentence in self._segmenter.sentences(span, any_length=True)
             for text in beginnings("".join(texts[sentence.start : sentence.end]))
         ]
         self._sentences.update(found)
@@ -89,7 +91,7 @@ def _word_end(text: str, start: int) -> int:
             or (char in _INSIDE and text[end + 1 : end + 2].isalpha())
         ):
             continue
-        return end
+        return 0 if joined(text[end - 1], char) else end  # "x" of "x2" is no word
     return len(text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from relaygen.automaton import Automaton
 
-_MAX_KNOWN = 500_000  # steps remembered: memory is bounded whatever the texts
+_MAX_KNOWN = 200_000  # steps remembered: memory is bounded whatever the texts
 
 
 class _State(dict[str, "_Step"]):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from relaygen.calibration.segments import Segmenter, Span, closed, thought
 from relaygen.calibration.selection import succeeds
 from relaygen.calibration.traces import Scored, Trace
+from relaygen.cues import CueSet
 from relaygen.events import Role
 from relaygen.policy import Policy
 
@@ -64,35 +65,36 @@ class Replayed:
 
 
 def replayed(policy: Policy, scored: Iterable[Scored], sure: float) -> Replayed:
-    """The sums of one policy; see replayed_all."""
-    return replayed_all([policy], scored, sure)[0]
+    """The sums with the policy's own cues."""
+    return replayed_all(policy, [policy.cues.words], scored, sure)[0]
 
 
 def replayed_all(
-    policies: Sequence[Policy], scored: Iterable[Scored], sure: float
+    policy: Policy, lists: Sequence[Sequence[str]], scored: Iterable[Scored], sure: float
 ) -> list[Replayed]:
-    """The sums of each policy. The traces are read once, whatever the number of policies."""
-    players = [(_Player(policy), Replayed()) for policy in policies]
+    """The sums with each of these lists of cues in the policy. The traces are read once."""
+    player = _Player(policy, lists)
+    sums = [Replayed() for _ in lists]
     for one in scored:
-        for player, sums in players:
-            _add(sums, player, one, sure)
-    return [sums for _, sums in players]
+        player.read(one.trace)
+        for number, its_sums in enumerate(sums):
+            _add(its_sums, player, number, one, sure)
+    return sums
 
 
-def _add(sums: Replayed, player: _Player, scored: Scored, sure: float) -> None:
+def _add(sums: Replayed, player: _Player, number: int, scored: Scored, sure: float) -> None:
     sums.traces += 1
-    clean, last = True, None
-    thinking_ends = thought(scored.trace.texts, player.policy.thinking).end
-    for role, span in player.roles(scored.trace):
+    clean, last, inside = True, None, player.inside
+    for role, span in player.roles(number):
         tokens = span.end - span.start
         if role is Role.LARGE:
             sums.large += tokens
         else:
             sums.small += tokens
-            if span.start < thinking_ends:
+            if span.start < inside.end:
                 sums.segments += 1
-                inside = Span(span.start, min(span.end, thinking_ends))
-                clean = clean and succeeds(scored, inside, sure) is not False
+                segment = Span(span.start, min(span.end, inside.end))
+                clean = clean and succeeds(scored, segment, sure) is not False
         sums.handoffs += last is not None and last is not role
         last = role
     sums.clean += clean
@@ -104,32 +106,40 @@ def roles(policy: Policy, trace: Trace) -> Iterator[tuple[Role, Span]]:
     A token is the role's that keeps it or a part of it (`match: substring` cuts inside tokens; what
     is cut off is not read again).
     """
-    return _Player(policy).roles(trace)
+    player = _Player(policy, [policy.cues.words])
+    player.read(trace)
+    return player.roles(0)
 
 
 class _Player:
-    """Plays one trace after the other by a policy."""
+    """Plays one trace after the other by a policy, with several lists of cues."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        boundaries, longest = policy.boundary_set, policy.max_small_tokens
-        self._segmenter = Segmenter((policy.cue_set,), boundaries, longest)
+    def __init__(self, policy: Policy, lists: Sequence[Sequence[str]]) -> None:
+        self._policy = policy
+        cues = [CueSet(words, policy.cues.match) for words in lists]
+        self._segmenter = Segmenter(cues, policy.boundary_set, policy.max_small_tokens)
 
-    def roles(self, trace: Trace) -> Iterator[tuple[Role, Span]]:
-        policy, segmenter, texts = self.policy, self._segmenter, trace.texts
-        segmenter.read(texts)
-        span = thought(texts, policy.thinking)
-        end = closed(texts, policy.thinking)
-        role, start = Role.LARGE, 0
-        while start < end:
-            if role is Role.LARGE:
-                armed = max(start + policy.min_large_tokens, span.start)
-                cut = segmenter.cue_end(start, end, armed)
-            else:
-                cut = segmenter.segment_end(start, end)
-            if cut == end < len(texts) and role is policy.answer:  # it simply goes on
-                cut = len(texts)
-            yield role, Span(start, cut)
-            role, start = role.other, cut
-        if start < len(texts):
-            yield policy.answer, Span(start, len(texts))
+    def read(self, trace: Trace) -> None:
+        """Go on with this trace."""
+        self._segmenter.read(trace.texts)
+        self._count = len(trace.texts)
+        self.inside = thought(trace.texts, self._policy.thinking)
+        self._closed = closed(trace.texts, self._policy.thinking)
+
+    def roles(self, number: int) -> Iterator[tuple[Role, Span]]:
+        """Who would have written what with that list."""
+        role, start, answer = Role.LARGE, 0, self._policy.answer
+        while start < self._closed:
+            end = self._segment_end(number, role, start)
+            if end == self._closed and role is answer:  # it simply goes on
+                end = self._count
+            yield role, Span(start, end)
+            role, start = role.other, end
+        if start < self._count:
+            yield answer, Span(start, self._count)
+
+    def _segment_end(self, number: int, role: Role, start: int) -> int:
+        if role is Role.SMALL:
+            return self._segmenter.segment_end(start, self._closed)
+        armed = max(start + self._policy.min_large_tokens, self.inside.start)
+        return self._segmenter.cue_end(number, start, self._closed, armed)

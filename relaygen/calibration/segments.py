@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from relaygen.boundaries import BoundaryMatcher, BoundarySet
 from relaygen.calibration.completions import Completions
-from relaygen.cues import CueMatcher, CueSet, Cut
+from relaygen.cues import CueMatcher, CueSet
 from relaygen.policy import Thinking
 
 _CONTEXT = 16  # characters before a segment that its matchers see, as online
@@ -52,6 +52,19 @@ def _tags(text: str, thinking: Thinking) -> tuple[int, int, int]:
     return (opened, tag, tag + len(thinking.close)) if tag >= 0 else (opened, len(text), len(text))
 
 
+class _Marks(dict[str, bool]):
+    """By text of a token: whether a boundary may begin, go on or end in it. One without text goes
+    on."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        super().__init__()
+        self._chars = frozenset("".join(marks))
+
+    def __missing__(self, text: str) -> bool:
+        self[text] = marked = not text or not self._chars.isdisjoint(text)
+        return marked
+
+
 class Segmenter:
     """Finds sentences and the segments after cues in one trace after the other.
 
@@ -64,25 +77,23 @@ class Segmenter:
         self.longest = longest
         self._matchers = [CueMatcher(some) for some in cues]
         self._completions = Completions([some.words for some in cues])
-        self._answers: dict[tuple[int, str, str], tuple[str, ...]] = {}
+        self._answers: dict[tuple[int, int, str, str], str] = {}
         self._boundaries = BoundaryMatcher(boundaries)
-        marks = {mark for ends in boundaries.automaton.ends for mark in ends}
-        self._marks = frozenset("".join(marks))
+        self._marks = _Marks(mark for ends in boundaries.automaton.ends for mark in ends)
         self.read(())
 
     def read(self, texts: Sequence[str]) -> None:
         """Go on with this trace."""
+        self._forget()
         self._texts, self._text = texts, "".join(texts)
         self._starts = list(accumulate(map(len, texts), initial=0))
-        self._marked = self._with_marks(texts)
+        self._marked = bytes(map(self._marks.__getitem__, texts))
         self._ends: dict[int, int] = {}  # by token: where the sentence ends
-        if len(self._answers) > _MAX_ANSWERS:
-            self._answers.clear()
 
-    def _with_marks(self, texts: Sequence[str]) -> bytes:
-        """By token: whether a boundary may begin, go on or end in it. One without text goes on."""
-        marked = {text for text in set(texts) if not text or not self._marks.isdisjoint(text)}
-        return bytes(map(marked.__contains__, texts))
+    def _forget(self) -> None:
+        for known in (self._answers, self._marks):
+            if len(known) > _MAX_ANSWERS:
+                known.clear()
 
     def sentences(self, span: Span, *, any_length: bool = False) -> Iterator[Span]:
         """The span cut at every boundary: the small segments, had each sentence a cue."""
@@ -95,16 +106,17 @@ class Segmenter:
     def after_cues(self, span: Span) -> Iterator[Span]:
         """The segment after every cue in the span, also where one segment holds another's cue."""
         for i, begun, sets in self._completions.find(self._texts, span.start, span.end - 1):
-            for cue in self._complete(i, begun, sets):
-                yield Span(i + 1, self.segment_end(i + 1, span.end), cue)
+            for one in sets:
+                if cue := self._cue(one, i, begun):
+                    yield Span(i + 1, self.segment_end(i + 1, span.end), cue)
 
-    def cue_end(self, start: int, end: int, armed: int) -> int:
+    def cue_end(self, one: int, start: int, end: int, armed: int) -> int:
         """Index after the token that ends a large segment from `start` on; `end` where none does.
 
-        Cues that are complete before the token `armed` do not count.
+        Cues of the set number `one`; those complete before the token `armed` do not count.
         """
         for i, begun, sets in self._completions.find(self._texts, start, end):
-            if i >= armed and self._complete(i, begun, sets):
+            if i >= armed and one in sets and self._cue(one, i, begun):
                 return i + 1
         return end
 
@@ -115,20 +127,18 @@ class Segmenter:
             stop += 1
         return self._end(start, stop)
 
-    def _complete(self, i: int, begun: int, sets: Sequence[int]) -> tuple[str, ...]:
-        """The cue, of each of these sets, that is complete with token `i`, if it is one there.
+    def _cue(self, one: int, i: int, begun: int) -> str:
+        """The cue of the set number `one` that is complete with token `i`, "" if it is none there.
 
-        They begin `begun` characters before it at most.
+        It begins `begun` characters before the token at most.
         """
         start, text = self._starts[i], self._texts[i]
         before = self._text[max(0, start - begun - 1) : start]
-        key = (begun, before, text)
-        cues = self._answers.get(key)
-        if cues is None:
-            kept = len(before) - begun
-            cuts = (_cut(self._matchers[one], before[:kept], before[kept:], text) for one in sets)
-            cues = self._answers[key] = tuple(cut.text for cut in cuts if cut)
-        return cues
+        key = (one, begun, before, text)
+        cue = self._answers.get(key)
+        if cue is None:
+            cue = self._answers[key] = _cue(self._matchers[one], before, begun, text)
+        return cue
 
     def _end(self, start: int, stop: int) -> int:
         """Index after the token that ends the sentence; `stop` where none does."""
@@ -154,10 +164,13 @@ class Segmenter:
         return len(marked)
 
 
-def _cut(matcher: CueMatcher, before: str, begun: str, text: str) -> Cut | None:
-    matcher.reset(before)
-    matcher.push(begun, armed=False)
-    return matcher.push(text)
+def _cue(matcher: CueMatcher, before: str, begun: int, text: str) -> str:
+    """What the matcher says of a token after the text `before`, whose end may begin a cue."""
+    seen = len(before) - begun
+    matcher.reset(before[:seen])
+    matcher.push(before[seen:], armed=False)
+    cut = matcher.push(text)
+    return cut.text if cut else ""
 
 
 def sentences(texts: Sequence[str], span: Span, boundaries: BoundarySet) -> Iterator[Span]:

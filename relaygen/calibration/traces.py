@@ -183,9 +183,7 @@ def paired(traces: Iterable[Trace], scores: Iterable[Score]) -> Iterator[Scored]
     waiting = iter(scores)
     score = next(waiting, None)
     for trace in traces:
-        if score is None:
-            return
-        if score.id == trace.id:
+        if score is not None and score.id == trace.id:
             if len(score.margins) != len(trace.texts):
                 raise BadLineError(
                     f"trace {trace.id}: it has {len(trace.texts)} tokens, its score "
