@@ -3,7 +3,7 @@
     python benchmarks/calibrate_memory.py [--gib 2]
 
 Made-up traces, a few hundred that are repeated under ids of their own, and their scores, in a
-temporary folder. The stage runs in a process of its own, whose memory is measured.
+temporary folder. The stage runs in a process of its own, whose memory is measured (on Linux).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -176,8 +175,13 @@ def _select(files: Files, out: Connection) -> None:
     start = time.monotonic()
     found = select_cues(files, Choice(), _policy(), tell)
     seconds = time.monotonic() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    out.send(Measured(found, seconds, peak))
+    out.send(Measured(found, seconds, _peak()))
+
+
+def _peak() -> int:
+    """Of this process alone; getrusage counts what its parent had when it was started."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def _policy() -> Policy:
@@ -194,7 +198,7 @@ def _policy() -> Policy:
 
 def _measured(files: Files, progress: Progress) -> Measured:
     here, there = multiprocessing.Pipe(duplex=False)
-    # Not forked: a fork would count the parent's memory.
+    # Not forked: it would begin with the parent's memory.
     process = multiprocessing.get_context("spawn").Process(target=_select, args=(files, there))
     process.start()
     there.close()
