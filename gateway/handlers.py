@@ -82,10 +82,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
 async def _complete(
     request: web.Request, asked_by: Callable[[dict[str, Any], str], _Asked], path: str
 ) -> web.StreamResponse:
+    body, name, content = await _named(request)
     gateway = request.app[GATEWAY]
-    content = await _body(request)
-    body = openai_api.parse_object(content)
-    name = openai_api.model_of(body)
     policy = gateway.policies.by_name.get(name)
     if policy is None:
         return await _by_model(request, name, path, content)
@@ -140,10 +138,8 @@ async def anything(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """Anthropic's /v1/messages/count_tokens, for a policy: the prompt of its large model."""
+    body, name, content = await _named(request)
     gateway = request.app[GATEWAY]
-    content = await _body(request)
-    body = openai_api.parse_object(content)
-    name = openai_api.model_of(body)
     policy = gateway.policies.by_name.get(name)
     if policy is None:
         return await _by_model(request, name, request.path, content)
@@ -194,6 +190,13 @@ async def _by_any(
                 raise
             log.warning("trying another replica", error=error.message)
     raise AssertionError("a backend has at least one URL")
+
+
+async def _named(request: web.Request) -> tuple[dict[str, Any], str, bytes]:
+    """The body as an object, the model that it names, and its bytes."""
+    content = await _body(request)
+    body = openai_api.parse_object(content)
+    return body, openai_api.model_of(body), content
 
 
 async def _body(request: web.Request) -> bytes:

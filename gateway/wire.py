@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -62,48 +62,57 @@ class OpenAIWire(Wire):
         return completion
 
 
-class MessagesWire(Wire):
+class _Translator(Protocol):
+    """Chat chunks to the events of another API."""
+
+    def chunk(self, chunk: Chunk) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def error(self, error: GatewayError) -> bytes: ...
+
+
+class _TranslatedWire(Wire):
+    """An API whose stream `translator` writes."""
+
+    translator: _Translator
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        return self.translator.chunk(chunk)
+
+    def end(self) -> bytes:
+        return self.translator.end()
+
+    def error(self, error: GatewayError) -> bytes:
+        return self.translator.error(error)
+
+
+class MessagesWire(_TranslatedWire):
     """Anthropic's /v1/messages."""
+
+    translator: messages_api.MessagesStream
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._stream = messages_api.MessagesStream(model)
+        self.translator = messages_api.MessagesStream(model)
 
     def prompted(self, tokens: int) -> None:
-        self._stream.prompted(tokens)
-
-    def chunk(self, chunk: Chunk) -> bytes:
-        return self._stream.chunk(chunk)
-
-    def end(self) -> bytes:
-        return self._stream.end()
-
-    def error(self, error: GatewayError) -> bytes:
-        return self._stream.error(error)
+        self.translator.prompted(tokens)
 
     def ping(self) -> bytes:
-        return self._stream.ping()
+        return self.translator.ping()
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         return messages_api.whole(completion, self._model)
 
 
-class ResponsesWire(Wire):
+class ResponsesWire(_TranslatedWire):
     """OpenAI's /v1/responses. `request` is the client's own: much of it is told back."""
 
     def __init__(self, model: str, request: Mapping[str, Any]) -> None:
         self._model = model
         self._request = request
-        self._stream = responses_api.ResponsesStream(model, request)
-
-    def chunk(self, chunk: Chunk) -> bytes:
-        return self._stream.chunk(chunk)
-
-    def end(self) -> bytes:
-        return self._stream.end()
-
-    def error(self, error: GatewayError) -> bytes:
-        return self._stream.error(error)
+        self.translator = responses_api.ResponsesStream(model, request)
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         return responses_api.whole(completion, self._model, self._request)

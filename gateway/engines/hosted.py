@@ -113,8 +113,8 @@ class HostedEngine(Engine):
         return call
 
     async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
-        assert isinstance(prefix, str) or not prefix, "a hosted API takes no ids"
-        return (prompt.text or "").removeprefix(prompt.bos) + (prefix if prefix else "")  # type: ignore[operator]
+        assert isinstance(prefix, str), "a hosted API takes no ids"
+        return (prompt.text or "").removeprefix(prompt.bos) + prefix
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
         raise _no_tokenizer(self.url)

@@ -9,21 +9,19 @@ from typing import Any
 
 import structlog
 
-from gateway.engines.base import Call, Continuation, Engine, Identity, Sampling
+from gateway.engines.base import Call, Continuation, Identity, Sampling
 from gateway.engines.chat import Prefill
-from gateway.engines.reading import ChunkReader, token_pieces
-from gateway.engines.tokenization import Prompt, common_start, template_kwargs
+from gateway.engines.served_tokenizer import ServedTokenizerEngine
+from gateway.engines.tokenization import Prompt, common_start
 from gateway.errors import GatewayError
 from gateway.upstream import Upstream
-from relaygen.events import DecodeRequest, Piece
+from relaygen.events import DecodeRequest
 from relaygen.policy import Thinking
 
 log = structlog.get_logger()
 
-_TEMPLATE_FIELDS = ("messages", "add_generation_prompt", "continue_final_message", "tools")
 
-
-class SglangEngine(Engine):
+class SglangEngine(ServedTokenizerEngine):
     """A text prompt would get a BOS that no field turns off: it is always sent ids."""
 
     dialect = "sglang"
@@ -38,36 +36,23 @@ class SglangEngine(Engine):
     async def identify(self) -> Identity:
         # /health would generate a token, and take a second.
         await self.upstream.check("/ready")
-        models = (await self.upstream.get("/v1/models"))["data"]
-        info = await self.upstream.get("/server_info")
-        return Identity(
-            version=str(info.get("version", "")),
-            models=tuple(model["id"] for model in models),
-            context=models[0].get("max_model_len") if models else None,
-        )
+        return await self._identity((await self.upstream.get("/server_info")).get("version"))
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
-        fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
-        if kwargs := template_kwargs(request):
-            fields["chat_template_kwargs"] = kwargs
-        answer = await self.upstream.post("/tokenize", {"model": model, **fields})
-        ids, begin = tuple(answer["tokens"]), await self.begin(model)
+        ids = (await super().render(model, request)).ids or ()
+        begin = await self.begin(model)
         # Rendered text is tokenized like any other: a BOS that the template wrote is then a second.
         twice = bool(begin) and ids[: 2 * len(begin)] == begin + begin
         return Prompt(ids[len(begin) :] if twice else ids)
 
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
-        ids = await self._tokenized(model, text, special=special)
+        ids = await super().tokenize(model, text, special=special)
         if special:
             return ids
         if self._added is None:
-            texts = (self._tokenized(model, text, special=False) for text in "a7")
-            self._added = common_start(*await asyncio.gather(*texts))
+            plain = super().tokenize
+            self._added = common_start(*await asyncio.gather(plain(model, "a"), plain(model, "7")))
         return ids[len(self._added) :]
-
-    async def _tokenized(self, model: str, text: str, *, special: bool) -> tuple[int, ...]:
-        body = {"model": model, "prompt": text, "add_special_tokens": special}
-        return tuple((await self.upstream.post("/tokenize", body))["tokens"])
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         body = {"model": model, "tokens": ids, "skip_special_tokens": False}
@@ -93,9 +78,6 @@ class SglangEngine(Engine):
             **self._rid(),
         }
 
-    def _reader(self) -> ChunkReader:
-        return SglangReader()
-
     def _chat_fields(self) -> dict[str, Any]:
         return {
             "skip_special_tokens": False,
@@ -118,8 +100,3 @@ class SglangEngine(Engine):
             await self.upstream.check("/abort_request", {"rid": rid, "abort_all": False})
         except GatewayError as error:
             log.warning("abort failed", engine=self.url, rid=rid, error=error.message)
-
-
-class SglangReader(ChunkReader):
-    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
-        return token_pieces(choice)

@@ -14,9 +14,8 @@ from gateway.engines.chat import Chat, ChatReader, Prefill, chat_body
 from gateway.engines.hosted import HostedReader
 from gateway.engines.llamacpp import LlamaCppReader
 from gateway.engines.reading import ChunkReader, events_of
-from gateway.engines.sglang import SglangReader
+from gateway.engines.served_tokenizer import TokenIdsReader
 from gateway.engines.tgi import TgiReader
-from gateway.engines.vllm import VllmReader
 from gateway.relay import relay
 from gateway.replies import Folded, HandoffTimes, Reply
 from relaygen.events import DecodeRequest, Delta, Event, Finished, Role
@@ -143,9 +142,9 @@ _MOST = {"max_tokens": _ROOM, "stream_options": {"include_usage": True}}
 _TOLD = {**_MOST, "logprobs": 0, "return_token_ids": True}
 _NATIVE = {"parameters": {"max_new_tokens": _ROOM, "details": True}}
 COMPLETING = (
-    Dialect("vllm", FakeVllm, COMPLETIONS, _TOLD, VllmReader, ids=True),
+    Dialect("vllm", FakeVllm, COMPLETIONS, _TOLD, TokenIdsReader, ids=True),
     Dialect("llamacpp", FakeLlamaCpp, COMPLETIONS, {**_MOST, "logprobs": 1}, LlamaCppReader, True),
-    Dialect("sglang", FakeSglang, COMPLETIONS, {**_TOLD, "rid": "r"}, SglangReader, ids=True),
+    Dialect("sglang", FakeSglang, COMPLETIONS, {**_TOLD, "rid": "r"}, TokenIdsReader, ids=True),
     Dialect("tgi", FakeTgi, GENERATE_STREAM, _NATIVE, TgiReader),
     Dialect("hosted", FakeHosted, COMPLETIONS, _MOST, HostedReader),
 )

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from tests.gateway.fakes import FakeEngine, Tokenizer, story
 from tests.gateway.fakes.engines import CHAT
 from tests.gateway.fakes.script import ASSISTANT
-from tests.gateway.support import POLICY, USER, Served, Stage, events, policy_of
+from tests.gateway.support import POLICY, STORY, USER, Served, Stage, events, policy_of
 
 Dialect = Callable[..., FakeEngine]
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 BY_CHAT = {"continuation": "chat"}
 
 
@@ -93,19 +86,3 @@ async def post(served: Served, path: str = CHAT, **body: Any) -> Answer:
         session.post(served.url + path, json=content) as response,
     ):
         return Answer(response.status, response.headers, await response.read())
-
-
-@asynccontextmanager
-async def client(
-    url: str, **body: Any
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Has asked for a chat, and leaves at the end of the block."""
-    content = json.dumps({"model": POLICY, "messages": USER, **body}).encode()
-    host = urlsplit(url)
-    reader, writer = await asyncio.open_connection(host.hostname, host.port)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()

@@ -12,7 +12,7 @@ import pytest
 from gateway import server
 from gateway.context import GATEWAY
 from tests.cases import case
-from tests.cases.support import ANSWER, BY_CHAT, REASONING, client, pair_of, post, served_by
+from tests.cases.support import BY_CHAT, pair_of, post, served_by
 from tests.gateway.fakes import (
     FakeEngine,
     FakeSglang,
@@ -26,12 +26,15 @@ from tests.gateway.fakes import (
 )
 from tests.gateway.fakes.engines import CHAT, COMPLETIONS
 from tests.gateway.support import (
+    ANSWER,
     GONE_S,
+    REASONING,
     WAIT_S,
     Served,
     Stage,
     ask,
     backends_of,
+    leaving,
     policy_of,
     settings_of,
     until_ready,
@@ -68,7 +71,7 @@ async def test_leaving_closes_what_is_open_upstream(
     gate = Gate()
     large = dialect(window(gate), model="big")
     served = await stage.pair(large, dialect(model="tiny"))
-    async with client(served.url, stream=streaming):
+    async with leaving(served.url, stream=streaming):
         await within(WAIT_S, gate.reached.wait())
     await within(GONE_S, large.decodes[0].left.wait())
     await idle(served)
@@ -86,7 +89,7 @@ async def test_leaving_between_two_segments_starts_no_other(
     served = await served_by(stage, large, small, backend)
     await until_ready(served, 200)
     gate = small.gates[CHAT if backend else COMPLETIONS] = Gate()
-    async with client(served.url, stream=streaming):
+    async with leaving(served.url, stream=streaming):
         await within(WAIT_S, gate.reached.wait())
         await within(GONE_S, large.decodes[0].left.wait())
     await within(GONE_S, small.decodes[0].left.wait())
@@ -100,7 +103,7 @@ async def test_an_engine_that_outlives_its_client_is_told_to_stop(stage: Stage) 
     gate = Gate()
     large = FakeSglang(writes("<think>", "Six", gate), model="big")
     served = await stage.pair(large, FakeSglang(model="tiny"))
-    async with client(served.url, stream=True):
+    async with leaving(served.url, stream=True):
         await within(WAIT_S, gate.reached.wait())
     assert await large.freeing(large.decodes[0].body["rid"], GONE_S) == "abort"
 
@@ -115,7 +118,7 @@ async def test_leaving_a_request_passed_through_closes_it_upstream(
     large = FakeVllm(writes("Six", gate), model="big")
     large.chats = True
     served = await stage.pair(large, FakeVllm(model="tiny"))
-    async with client(served.url, stream=streaming, stop_token_ids=[7]):
+    async with leaving(served.url, stream=streaming, stop_token_ids=[7]):
         await within(WAIT_S, gate.reached.wait())
     await within(GONE_S, large.decodes[0].left.wait())
     await idle(served)
@@ -160,7 +163,7 @@ async def test_the_server_as_it_is_run_cancels_a_handler_whose_client_left(
     policy = stage.write("policy.yaml", policy_of(large, small))
     settings = settings_of(backends=backends_of(large, small), policy_files=[policy])
     async with running(settings, monkeypatch) as url:
-        async with client(url, stream=streaming):
+        async with leaving(url, stream=streaming):
             await within(WAIT_S, gate.reached.wait())
         await within(GONE_S, large.decodes[0].left.wait())
 

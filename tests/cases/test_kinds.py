@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from gateway.engines.chat import Chat, ChatReader
 from relaygen.session import Limits
 from tests.cases.memory import ASKED, COMPLETING, DIALECTS, POLICY, Dialect, Relay, Wiring, events
-from tests.cases.support import ANSWER, BY_CHAT, REASONING, pair_of, served_by
+from tests.cases.support import BY_CHAT, pair_of, served_by
 from tests.cases.test_sse_parsing import TAIL, text_of, wire
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeSglang, FakeTgi, FakeVllm, story
 from tests.gateway.fakes.http import Connection
-from tests.gateway.support import Stage, ask
+from tests.gateway.support import ANSWER, REASONING, Stage, ask
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -10,17 +10,7 @@ import pytest
 from gateway.engines.chat import Chat, ChatReader
 from tests.cases import case
 from tests.cases.memory import ASKED, POLICY, events
-from tests.cases.support import (
-    ANSWER,
-    BY_CHAT,
-    REASONING,
-    STORY,
-    Dialect,
-    pair_of,
-    post,
-    served_by,
-    written,
-)
+from tests.cases.support import BY_CHAT, Dialect, pair_of, post, served_by, written
 from tests.cases.test_sse_parsing import TAIL, text_of, wire
 from tests.gateway.fakes import (
     FakeEngine,
@@ -33,7 +23,7 @@ from tests.gateway.fakes import (
 )
 from tests.gateway.fakes.chat import ChatReply, Parts
 from tests.gateway.fakes.engines import CHAT, COMPLETIONS
-from tests.gateway.support import USER, Stage, ask, get, stream
+from tests.gateway.support import ANSWER, REASONING, STORY, USER, Stage, ask, get, stream
 
 SELF_HOSTED = pytest.mark.parametrize("dialect", [FakeVllm, FakeLlamaCpp, FakeSglang])
 HOSTED = {"engine": "openai", "continuation": "chat"}

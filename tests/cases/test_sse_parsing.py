@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 
 from gateway.engines.chat import Chat, ChatReader
-from gateway.engines.vllm import VllmReader
+from gateway.engines.served_tokenizer import TokenIdsReader
 from relaygen.events import DecodeChunk, DecodeFinished, Event
 from tests.cases import case
 from tests.cases.memory import ASKED, POLICY, events
-from tests.cases.support import (
+from tests.cases.support import BY_CHAT, Answer, pair_of, post, served_by
+from tests.gateway.fakes import Error, FakeVllm, Fin, Gate, Raw, Reset, writes
+from tests.gateway.support import (
     ANSWER,
-    BY_CHAT,
     REASONING,
     STORY,
-    Answer,
-    client,
-    pair_of,
-    post,
-    served_by,
+    Stage,
+    backends_of,
+    leaving,
+    policy_of,
+    within,
 )
-from tests.gateway.fakes import Error, FakeVllm, Fin, Gate, Raw, Reset, writes
-from tests.gateway.support import Stage, backends_of, policy_of, within
 
 WAIT_S = 5.0
 DONE = b"data: [DONE]\n\n"
@@ -66,7 +65,7 @@ def breaks(stage: Stage, *acts: Any) -> Any:
     "musistudio/claude-code-router#1672",
     "ggml-org/llama.cpp#28926",
 )
-@pytest.mark.parametrize("reader", [VllmReader, chat_reader])
+@pytest.mark.parametrize("reader", [TokenIdsReader, chat_reader])
 def test_a_character_cut_anywhere_by_the_network_comes_whole(reader: Any) -> None:
     """Catches decoding each network chunk by itself, with errors raised, replaced or ignored."""
     whole = wire(says("北"), says("🎉é"), TAIL)
@@ -83,7 +82,7 @@ async def test_half_a_character_waits_for_the_other_half(stage: Stage) -> None:
     large = FakeVllm(writes("first", Raw(event[:at]), gate, Raw(event[at:])), model="big")
     large.in_one_write = True  # all up to the gate: half a character has come when "first" has
     served = await stage.pair(large, FakeVllm(model="tiny"))
-    async with client(served.url, stream=True) as (reader, _):
+    async with leaving(served.url, stream=True) as (reader, _):
         await within(WAIT_S, reader.readuntil(b"first"))
         await within(WAIT_S, gate.reached.wait())
         gate.opened.set()
@@ -99,7 +98,7 @@ def test_an_event_with_any_line_end_comes_once_wherever_it_is_cut(end: bytes) ->
     whole = wire(says("A"), says("B"), TAIL, end=end)
     whole = whole.replace(b"[{", b"[" + end + b"data: {")  # its JSON over two lines
     for at in range(len(whole)):
-        told = events([whole[:at], whole[at:]], VllmReader())
+        told = events([whole[:at], whole[at:]], TokenIdsReader())
         assert text_of(told) == "AB", at
         assert told[-1] == DecodeFinished("stop")
 
@@ -110,7 +109,7 @@ async def test_an_event_is_told_at_once_whatever_ends_it(stage: Stage, ends: byt
     r"""Catches holding an event back until a \n\n or the next event comes."""
     chunk = json.dumps({"choices": [{**says("at once"), "token_ids": [1]}]}).encode()
     served = await breaks(stage, Raw(b"data: " + chunk + ends), Gate())
-    async with client(served.url, stream=True) as (reader, _):
+    async with leaving(served.url, stream=True) as (reader, _):
         await within(WAIT_S, reader.readuntil(b"at once"))
 
 
@@ -140,7 +139,7 @@ async def test_a_sign_of_life_is_a_comment_with_no_blank_line_after_it(stage: St
     gate = Gate()
     large = FakeVllm(writes("One", gate, " two"), model="big")
     served = await stage.pair(large, FakeVllm(model="tiny"), {"timeouts": {"keep_alive": 0.02}})
-    async with client(served.url, stream=True) as (reader, _):
+    async with leaving(served.url, stream=True) as (reader, _):
         first = await within(WAIT_S, reader.readuntil(b"One"))
         silence = await within(WAIT_S, reader.readuntil(b": ping\n"))
         gate.opened.set()
@@ -157,7 +156,7 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 8, "total_tokens": 9}
 
 
 @case(5, "BerriAI/litellm#32519", "Portkey-AI/gateway#1629")
-@pytest.mark.parametrize("reader", [VllmReader, chat_reader])
+@pytest.mark.parametrize("reader", [TokenIdsReader, chat_reader])
 @pytest.mark.parametrize("choices", [{"choices": []}, {"choices": None}, {}])
 def test_a_usage_chunk_without_choices_is_counted(reader: Any, choices: dict[str, Any]) -> None:
     """Catches `choices[0]` of a chunk that has none."""

@@ -10,7 +10,7 @@ import pytest
 from relaygen.session import Limits
 from tests.cases import case
 from tests.cases.memory import COMPLETING, Relay
-from tests.cases.support import ANSWER, BY_CHAT, Dialect, pair_of, served_by
+from tests.cases.support import BY_CHAT, Dialect, pair_of, served_by
 from tests.gateway.fakes import (
     FakeEngine,
     FakeHosted,
@@ -21,7 +21,7 @@ from tests.gateway.fakes import (
     Request,
     story,
 )
-from tests.gateway.support import Stage, ask, stream
+from tests.gateway.support import ANSWER, Stage, ask, stream
 
 ALL = pytest.mark.parametrize("dialect", [FakeVllm, FakeLlamaCpp, FakeSglang, FakeTgi])
 BOTH_WAYS = pytest.mark.parametrize("backend", [{}, BY_CHAT], ids=["completions", "chat"])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.cases import case
-from tests.cases.support import BY_CHAT, REASONING, STORY, Answer, pair_of, post, served_by
+from tests.cases.support import BY_CHAT, Answer, pair_of, post, served_by
 from tests.gateway.fakes import FakeVllm, ToolCall, story
 from tests.gateway.fakes.asking import Asking
 from tests.gateway.fakes.engines import CHAT, FakeEngine
-from tests.gateway.support import USER, Served, Stage
+from tests.gateway.support import REASONING, STORY, USER, Served, Stage
 
 THOUGHT = STORY[: STORY.index("</think>") + 1]
 PARAMETERS = {

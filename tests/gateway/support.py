@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -18,7 +19,13 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from gateway.app import build_app
 from gateway.settings import Settings, load_settings
 from tests.gateway.fakes import FakeEngine
+from tests.gateway.fakes.engines import CHAT
 
+STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
+         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
+"""What most engines of the tests write: two cues, two sentences for the small model, an answer."""
+REASONING = "Six plus six. Now it is twelve. Thus twelve."
+ANSWER = "\n\nIt is 12."
 POLICY = "pair"
 USER = [{"role": "user", "content": "How many?"}]
 WAIT_S = 5.0
@@ -135,6 +142,25 @@ async def until_ready(served: Served, wanted: int) -> dict[str, Any]:
 
 async def within(seconds: float, awaitable: Any) -> Any:
     return await asyncio.wait_for(awaitable, seconds)
+
+
+Leaving: TypeAlias = AbstractAsyncContextManager[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+
+@asynccontextmanager
+async def leaving(
+    url: str, path: str = CHAT, **body: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A client that has asked, and leaves at the end of the block."""
+    content = json.dumps({"model": POLICY, "messages": USER, **body}).encode()
+    host = urlsplit(url)
+    reader, writer = await asyncio.open_connection(host.hostname, host.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
 
 
 # ---- what clients see -------------------------------------------------------------------------

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Tokenizer, story
-from tests.gateway.support import POLICY, Stage, ask, stream
-
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
+from tests.gateway.support import POLICY, STORY, Stage, ask, stream
 
 
 def engines(*tokens: str, large_context: int = 4096, small_context: int = 4096) -> list[FakeVllm]:

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from gateway.context import GATEWAY
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Gate, Tokenizer, writes
 from tests.gateway.fakes.engines import CHAT
-from tests.gateway.support import GONE_S, POLICY, USER, WAIT_S, Served, Stage, until_ready, within
+from tests.gateway.support import (
+    GONE_S,
+    POLICY,
+    USER,
+    WAIT_S,
+    Leaving,
+    Served,
+    Stage,
+    leaving,
+    until_ready,
+    within,
+)
 
 DIALECTS = pytest.mark.parametrize("dialect", [FakeVllm, FakeLlamaCpp])
 STREAMING = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 
 
-@asynccontextmanager
-async def client(
-    served: Served, path: str = CHAT, **body: Any
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A client that has asked, and leaves at the end of the block."""
-    content = json.dumps({"model": POLICY, "messages": USER, **body}).encode()
-    url = urlsplit(served.url)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
+def client(served: Served, path: str = CHAT, **body: Any) -> Leaving:
+    return leaving(served.url, path, **body)
 
 
 async def idle(served: Served) -> None:

@@ -26,7 +26,10 @@ from tests.gateway.fakes.chat import ChatReply, Parts
 from tests.gateway.fakes.engines import CHAT
 from tests.gateway.fakes.script import ASSISTANT
 from tests.gateway.support import (
+    ANSWER,
     POLICY,
+    REASONING,
+    STORY,
     USER,
     Served,
     Stage,
@@ -37,13 +40,9 @@ from tests.gateway.support import (
     stream,
 )
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
 LINES = ("<think>", "\n", *STORY[1:13], "\n", *STORY[13:])
 """The same with a line end beside each tag, as most models write it."""
 OPENED = "<think>\n"
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 BY_CHAT = {"continuation": "chat"}
 
 

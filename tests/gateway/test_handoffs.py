@@ -8,10 +8,8 @@ import pytest
 
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Tokenizer, story
 from tests.gateway.fakes.script import ASSISTANT
-from tests.gateway.support import Stage, ask, stream
+from tests.gateway.support import STORY, Stage, ask, stream
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hi"},

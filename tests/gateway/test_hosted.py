@@ -14,7 +14,10 @@ from tests.gateway.fakes import Error, FakeHosted, FakeVllm, Request, Tokenizer,
 from tests.gateway.fakes.engines import CHAT, COMPLETIONS
 from tests.gateway.fakes.script import ASSISTANT
 from tests.gateway.support import (
+    ANSWER,
     POLICY,
+    REASONING,
+    STORY,
     USER,
     Served,
     Stage,
@@ -28,10 +31,6 @@ from tests.gateway.support import (
 from tests.gateway.test_errors import send
 from tests.gateway.test_tokenizers import FOLDER
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 OPENAI = {"engine": "openai"}
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.gateway.fakes import FakeVllm, Tokenizer, story
-from tests.gateway.support import POLICY, USER, Served, Stage, ask, stream
+from tests.gateway.support import ANSWER, POLICY, REASONING, STORY, USER, Served, Stage, ask, stream
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 USAGE = {"include_usage": True}
 
 

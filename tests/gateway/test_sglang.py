@@ -25,8 +25,11 @@ from tests.gateway.fakes import (
 from tests.gateway.fakes.engines import COMPLETIONS
 from tests.gateway.fakes.script import ASSISTANT, Act
 from tests.gateway.support import (
+    ANSWER,
     GONE_S,
     POLICY,
+    REASONING,
+    STORY,
     USER,
     WAIT_S,
     Served,
@@ -41,10 +44,6 @@ from tests.gateway.support import (
 from tests.gateway.test_cancellation import client, idle
 from tests.gateway.test_errors import send
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 Dialect = Callable[..., FakeEngine]
 
 

@@ -26,7 +26,10 @@ from tests.gateway.fakes.engines import CHAT, COMPLETIONS
 from tests.gateway.fakes.script import ASSISTANT
 from tests.gateway.fakes.tgi import GENERATE_STREAM
 from tests.gateway.support import (
+    ANSWER,
     POLICY,
+    REASONING,
+    STORY,
     USER,
     Served,
     Stage,
@@ -38,10 +41,6 @@ from tests.gateway.support import (
 )
 from tests.gateway.test_errors import send
 
-STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
-         " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
-REASONING = "Six plus six. Now it is twelve. Thus twelve."
-ANSWER = "\n\nIt is 12."
 Dialect = Callable[..., FakeEngine]
 STREAMING = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from gateway.calibrate.report.evidence import Evidence, Example, Prefix
 from gateway.calibrate.report.wording import counted, visible
 from relaygen.calibration.projection import Speeds
+from relaygen.calibration.segments import Span, thought
 from relaygen.calibration.selection import CueStatistic, Selection, succeeds
 from relaygen.events import Role
+from relaygen.policy import Thinking
 
 HANDOFF_MS = 50
 """The speed-up is drawn for handoffs of up to so many milliseconds."""
@@ -65,10 +67,11 @@ def _block(example: Example, evidence: Evidence, run: _Run, following: _Run | No
         texts = example.scored.trace.texts[max(start, end - _CUE_TOKENS) : end]
         return Block(role, start, end, mean, _last_cue(texts, evidence.cues) if following else "")
     sure = evidence.selection.choice.sure
+    answer = thought(example.scored.trace.texts, Thinking()).end  # it is not handed over by a cue
     wrong = any(
-        succeeds(example.scored, span, sure) is False
+        succeeds(example.scored, Span(span.start, min(span.end, answer)), sure) is False
         for span_role, span in example.roles
-        if span_role is role and start <= span.start and span.end <= end
+        if span_role is role and start <= span.start and span.end <= end and span.start < answer
     )
     return Block(role, start, end, mean, wrong=wrong)
 

@@ -212,6 +212,15 @@ def test_a_segment_that_the_scorer_would_leave_is_marked() -> None:
     assert "goes wrong" in source and 'class="wrong"' in source
 
 
+def test_an_answer_is_not_marked_where_the_scorer_would_leave_it() -> None:
+    found = by_hand(statistic("Thus"), texts=[" Thus", " so", "</think>", "It", "."])
+    scored = found.examples[0].scored
+    score = replace(scored.score, hits=(True, True, True, False, False))
+    runs = ((Role.LARGE, Span(0, 1)), (Role.SMALL, Span(1, 5)))
+    example = Example(Scored(scored.trace, score), runs)
+    assert not any(block.wrong for block in blocks(example, found))
+
+
 def test_very_many_cues_are_all_in_the_table_and_the_chosen_in_the_picture() -> None:
     many = [statistic(f"word{i}", chosen=i % 20 == 19) for i in range(200)]
     found = by_hand(*many)

@@ -1,0 +1,47 @@
+"""What vLLM and SGLang have in common: a tokenizer behind /tokenize, and ids in every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from gateway.engines.base import Engine, Identity
+from gateway.engines.reading import ChunkReader, token_pieces
+from gateway.engines.tokenization import Prompt, template_kwargs
+from relaygen.events import Piece
+
+
+class ServedTokenizerEngine(Engine):
+    template_fields: ClassVar[tuple[str, ...]] = (
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tools",
+    )
+
+    async def _identity(self, version: object) -> Identity:
+        models = (await self.upstream.get("/v1/models"))["data"]
+        return Identity(
+            version=str(version or ""),
+            models=tuple(model["id"] for model in models),
+            context=models[0].get("max_model_len") if models else None,
+        )
+
+    async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
+        fields = {key: request[key] for key in self.template_fields if key in request}
+        if kwargs := template_kwargs(request):
+            fields["chat_template_kwargs"] = kwargs
+        answer = await self.upstream.post("/tokenize", {"model": model, **fields})
+        return Prompt(tuple(answer["tokens"]))
+
+    async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
+        body = {"model": model, "prompt": text, "add_special_tokens": special}
+        return tuple((await self.upstream.post("/tokenize", body))["tokens"])
+
+    def _reader(self) -> ChunkReader:
+        return TokenIdsReader()
+
+
+class TokenIdsReader(ChunkReader):
+    def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
+        return token_pieces(choice)
