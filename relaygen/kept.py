@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from relaygen.events import Piece
 
@@ -15,15 +15,16 @@ class KeptText:
     blank is dropped, for the next engine to write itself: no tokenizer continues well after one.
     """
 
-    __slots__ = ("_blank", "_move_blanks", "_texts", "ids")
+    __slots__ = ("_blank", "_blank_pieces", "_move_blanks", "_texts", "ids")
 
     def __init__(self, *, with_ids: bool, move_blanks: bool = True) -> None:
         self._move_blanks = move_blanks
         self.ids: list[int] | None = [] if with_ids else None
         self._texts: list[str] = []
         self._blank = ""
+        self._blank_pieces = 0  # that are nothing but what waits
 
-    def add(self, pieces: Iterable[Piece], text: str) -> str:
+    def add(self, pieces: Sequence[Piece], text: str) -> str:
         """Keep `text`, the text of `pieces` or a beginning of it; returns what is out now."""
         if self.ids is not None:
             self._add_ids(self.ids, pieces, text)
@@ -33,6 +34,7 @@ class KeptText:
             whole = self._blank + text
             out = whole.rstrip()
             self._blank = whole[len(out) :]
+            self._blank_pieces = 0 if out else self._blank_pieces + len(pieces)
         if out:
             self._texts.append(out)
         return out
@@ -48,8 +50,27 @@ class KeptText:
         if length != len(text) or len(ids) == count:
             self.ids = None
 
-    def drop_blank(self) -> None:
-        self._blank = ""
+    def drop_blank(self) -> int:
+        """The next engine is to write the waiting blank itself; how many pieces were nothing else.
+
+        -1 where no blank was waiting.
+        """
+        dropped = self._blank_pieces if self._blank else -1
+        self._blank, self._blank_pieces = "", 0
+        return dropped
+
+    def forget_ids(self) -> None:
+        """The next engine takes text."""
+        self.ids = None
+
+    @property
+    def mark(self) -> int:
+        """Stands for all the text of now."""
+        return len(self._texts)
+
+    def since(self, mark: int) -> list[str]:
+        """The texts added since then."""
+        return self._texts[mark:]
 
     def release_blank(self) -> str:
         """The waiting blank, when the generation is over and it is text like any other."""

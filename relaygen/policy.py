@@ -68,6 +68,43 @@ class Boundary(_Section):
     )
 
 
+class OnFailure(_Section):
+    """Who goes on when no engine of a role can, and what was written so far is kept."""
+
+    large: Literal["small", "fail"] = Field(
+        default="fail", description="`small`: the small model goes on; `fail`: the generation ends."
+    )
+    small: Literal["large", "fail"] = Field(
+        default="large",
+        description="`large`: the large model goes on; `fail`: the generation ends.",
+    )
+
+
+class Pace(_Section):
+    """What one role's engine must keep up, where another can take over. None: not asked."""
+
+    first_token: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Seconds to the first token of a segment, at most."
+    )
+    tokens_per_second: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Tokens a second within a segment, at least."
+    )
+
+
+class Slow(_Section):
+    """When an engine is too slow to be used."""
+
+    large: Pace = Field(default_factory=Pace)
+    small: Pace = Field(default_factory=Pace)
+    hold: bool = Field(
+        default=True,
+        description="Leave the small model out while it is measured to be slower than the large.",
+    )
+
+    def of(self, role: Role) -> Pace:
+        return self.large if role is Role.LARGE else self.small
+
+
 class Policy(_Section):
     """How one pair of models shares a generation. `name` is the model that clients ask for."""
 
@@ -103,12 +140,21 @@ class Policy(_Section):
     stops: Literal["answer", "all"] = Field(
         default="answer", description="Where the client's stop strings apply."
     )
+    on_failure: OnFailure = Field(
+        default_factory=OnFailure, description="Who goes on when a role's engines fail."
+    )
+    slow: Slow = Field(default_factory=Slow, description="When an engine is too slow to be used.")
     calibration: dict[str, Any] = Field(
         default_factory=dict, description="Provenance and per-cue statistics."
     )
 
     def spec(self, role: Role) -> ModelSpec:
         return self.large if role is Role.LARGE else self.small
+
+    def stands_in(self, role: Role) -> bool:
+        """Whether the other role goes on where this one's engines fail."""
+        said = self.on_failure.large if role is Role.LARGE else self.on_failure.small
+        return said != "fail"
 
     @cached_property
     def cue_set(self) -> CueSet:

@@ -1,18 +1,18 @@
 """One generation by two models, sans-IO: decode events go in, deltas and decode requests come out.
 
 The driver's loop: ask `next_decode()`, feed that decode's events to `receive()` until `decoding` is
-false, close the stream, ask again; None means that the generation has ended.
+false, close the stream, ask again; None means that the generation has ended. A decode that broke is
+ended by `resume()`, or by DecodeFailed where nobody can go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, assert_never
 
-from relaygen.boundaries import BoundaryMatcher
-from relaygen.cues import CueMatcher, Cut
+from relaygen.cues import Cut
+from relaygen.cutter import CONTEXT, Cutter
 from relaygen.errors import LocalMisuseError
 from relaygen.events import (
     DecodeChunk,
@@ -29,25 +29,18 @@ from relaygen.events import (
     Role,
 )
 from relaygen.kept import KeptText
+from relaygen.limits import Limits
+from relaygen.manuscript import Manuscript
 from relaygen.policy import Policy
 from relaygen.state import State, Trigger, after
 from relaygen.stops import StopMatcher
 from relaygen.thinking import Phase, ThinkingSplitter
 from relaygen.transcript import Transcript
-from relaygen.usage import Ledger, Usage
+from relaygen.usage import Usage
 
-_CONTEXT = 16  # characters before a segment that its matchers see
+__all__ = ["Limits", "RelaySession"]
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the client asked of the whole generation. Token counts; None means not asked."""
-
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    seed: int | None = None
-    stops: tuple[str, ...] = ()
-    include_stop: bool = False
+_NO_LIMITS = Limits()
 
 
 class RelaySession:
@@ -64,7 +57,7 @@ class RelaySession:
     def __init__(
         self,
         policy: Policy,
-        limits: Limits = Limits(),
+        limits: Limits = _NO_LIMITS,
         *,
         handoff: Literal["tokens", "text"] = "tokens",
         phase: Phase = Phase.UNDECIDED,
@@ -82,18 +75,16 @@ class RelaySession:
         self._delegate = delegate
         self._splitter = ThinkingSplitter(policy.thinking.open, policy.thinking.close, phase)
         stops = StopMatcher(limits.stops, include=limits.include_stop)
-        self._transcript = Transcript(self._splitter, stops, policy.stops)
-        self._kept = KeptText(with_ids=handoff == "tokens", move_blanks=move_blanks)
-        self._ledger = Ledger()
-        self._cues = CueMatcher(policy.cue_set)
-        self._boundaries = BoundaryMatcher(policy.boundary_set)
+        transcript = Transcript(self._splitter, stops, policy.stops)
+        kept = KeptText(with_ids=handoff == "tokens", move_blanks=move_blanks)
+        self._written = Manuscript(kept, transcript)
+        self._cutter = Cutter(policy)
         self._outputs: list[Output] = []
         self._end: Callable[[Usage], Output] | None = None  # the last output
-        self._lagging: list[Piece] = []  # tokens whose text has not come yet
         self._received = 0  # tokens of the open decode
         self._guessed = False  # whether they are an estimate
-        self._kept_here = 0  # tokens kept of the open decode
-        self._segment_tokens = 0
+        self.held: frozenset[Role] = frozenset()
+        """Roles that are not to be handed to for now; the driver's to set, at any time."""
         self.state = State.READY
         self.role = solo or Role.LARGE
         self.segment = 0
@@ -104,28 +95,30 @@ class RelaySession:
 
     @property
     def usage(self) -> Usage:
-        return self._ledger.usage()
+        return self._written.ledger.usage()
 
     @property
     def handoff(self) -> Literal["tokens", "text"]:
         """The form in which the next prefix is sent."""
-        return "tokens" if self._kept.ids is not None else "text"
+        return "tokens" if self._written.kept.ids is not None else "text"
 
     @property
     def text(self) -> str:
         """Everything kept so far, tags and all."""
-        return self._kept.text()
+        return self._written.kept.text()
 
     @property
     def left(self) -> Limits:
         """The limits of what is still to be written."""
-        limits, kept = self._limits, self._ledger.kept
-        return replace(
-            limits,
-            max_tokens=None if limits.max_tokens is None else limits.max_tokens - kept,
-            min_tokens=None if limits.min_tokens is None else max(0, limits.min_tokens - kept),
-            seed=None if limits.seed is None else limits.seed + self.segment,
-        )
+        ledger = self._written.ledger
+        return self._limits.after(ledger.kept, self.segment + ledger.resumes)
+
+    @property
+    def stand_in(self) -> Role | None:
+        """Who may go on where the engines of the role that writes now fail; None: nobody."""
+        other = self.role.other
+        allowed = self._solo is None and other not in self.held
+        return other if allowed and self._policy.stands_in(self.role) else None
 
     def next_decode(self) -> DecodeRequest | None:
         """The decode to open now, or None when the generation has ended."""
@@ -136,13 +129,13 @@ class RelaySession:
         if self.state is State.READY:
             self._move(Trigger.SOLO if self._solo else Trigger.START)
         self.decoding = True
-        self._received = self._kept_here = 0
+        self._received = 0
         self._guessed = False
         left = self.left
         return DecodeRequest(
             role=self.role,
             segment=self.segment,
-            prefix=self._kept.prefix(),
+            prefix=self._written.kept.prefix(),
             max_tokens=left.max_tokens,
             min_tokens=left.min_tokens,
             seed=left.seed,
@@ -165,53 +158,90 @@ class RelaySession:
                 self._fail(event.message)
             case _:
                 assert_never(event)
-        self._outputs[:0] = self._transcript.take()
-        if self._end is not None:  # with what was discarded after it
-            self._outputs.append(self._end(self.usage))
-        outputs, self._outputs, self._end = self._outputs, [], None
-        return outputs
+        return self._taken()
+
+    def resume(self, role: Role | None = None, *, ids: bool = True) -> list[Output]:
+        """The open decode broke: `next_decode()` goes on from what is kept.
+
+        By the other `role` where it is the `stand_in`; without `ids` from text, for good. Returns
+        what it brings for the client. Raises LocalMisuseError when no decode is open.
+        """
+        if not self.decoding:
+            raise LocalMisuseError("resume() while no decode is open")
+        written = self._written
+        written.ledger.resumes += 1
+        written.discard(written.take_lagging())
+        if self._spent:
+            self._finish(Trigger.LIMIT, "length")
+            return self._taken()
+        if (texts := written.put_back_blank(self.role)) is not None:
+            self._cutter.again(texts)
+        if not ids:
+            written.kept.forget_ids()
+        if role in (None, self.role):
+            self.decoding = False
+            self._account()
+            self._move(Trigger.RESUME)
+        else:
+            self._hand_over(Trigger.FALLBACK, "")
+        return self._taken()
 
     def cancel(self) -> None:
         """The client left: no more decodes, no more outputs."""
         if not self.state.ended:
             self._move(Trigger.CANCEL)
             self.decoding = False
-            self._discard(self._take_lagging())
+            self._written.discard(self._written.take_lagging())
+
+    def _taken(self) -> list[Output]:
+        self._outputs[:0] = self._written.take()
+        if self._end is not None:  # with what was discarded after it
+            self._outputs.append(self._end(self.usage))
+        outputs, self._outputs, self._end = self._outputs, [], None
+        return outputs
 
     # ---- tokens ---------------------------------------------------------------------------------
 
     def _chunk(self, pieces: tuple[Piece, ...]) -> None:
+        written = self._written
         for piece in pieces:
             if not self.decoding:
-                self._discard([piece])
+                written.discard([piece])
+            elif self._overrun(piece):
+                written.discard([*written.take_lagging(), piece])
+                self._finish(Trigger.LIMIT, "length")
             elif not piece.text:
                 self._received += piece.tokens
-                self._lagging.append(piece)
+                written.lag(piece)
             else:
                 self._received += piece.tokens
                 self._piece(piece)
 
+    def _overrun(self, piece: Piece) -> bool:
+        """Whether the engine goes on after the last token that it was asked for."""
+        end_of_turn = not piece.text  # it may follow the last token
+        kept = self._written.ledger.kept + self._written.lagging
+        return not self._guessed and self._limits.spent(kept - end_of_turn)
+
     def _piece(self, piece: Piece) -> None:
         cut = self._find_cut(piece.text)
-        pieces = [*self._take_lagging(), piece]
+        pieces = [*self._written.take_lagging(), piece]
         if cut and cut.keep == 0:
-            self._discard(pieces)
+            self._written.discard(pieces)
             self._hand_over(Trigger.BOUNDARY, cut.text)
             return
         text = piece.text[: cut.keep] if cut else piece.text
         if self._delegate and (end := self._splitter.closes_at(text)) is not None:
             text = text[:end]
-        self._keep(pieces, text)
+        self._written.keep((self.role, self.segment), pieces, text)
         self._advance(cut, whole=text == piece.text)
 
     def _find_cut(self, text: str) -> Cut | None:
-        if self.state is State.LARGE:
-            before = self._segment_tokens + _tokens(self._lagging)
-            ripe = before >= self._policy.min_large_tokens
-            return self._cues.push(text, armed=ripe and self._relaying)
-        if self.state is State.SMALL:
-            return self._boundaries.push(text)
-        return None
+        armed = self.role.other not in self.held
+        if armed and self.state is State.LARGE:
+            before = self._written.segment_tokens + self._written.lagging
+            armed = before >= self._policy.min_large_tokens and self._relaying
+        return self._cutter.push(self.state, text, armed=armed)
 
     @property
     def _relaying(self) -> bool:
@@ -220,24 +250,10 @@ class RelaySession:
             return self._policy.plain == "relay" and not self._splitter.thought
         return phase is Phase.THINKING
 
-    def _keep(self, pieces: list[Piece], text: str) -> None:
-        count = _tokens(pieces)
-        self._ledger.keep(count, large=self.role is Role.LARGE)
-        self._segment_tokens += count
-        self._kept_here += count
-        self._transcript.push(self.role, self.segment, self._kept.add(pieces, text), pieces)
-
-    def _discard(self, pieces: Iterable[Piece]) -> None:
-        self._ledger.discarded += _tokens(pieces)
-
-    def _take_lagging(self) -> list[Piece]:
-        lagging, self._lagging = self._lagging, []
-        return lagging
-
     # ---- what follows from a kept token ---------------------------------------------------------
 
     def _advance(self, cut: Cut | None, *, whole: bool) -> None:
-        if self._transcript.stop is not None:
+        if self._written.stop is not None:
             self._finish(Trigger.STOP, "stop")
         elif self.state is State.ANSWER:
             return
@@ -247,15 +263,21 @@ class RelaySession:
             self._hand_over(
                 Trigger.CUE if self.state is State.LARGE else Trigger.BOUNDARY, cut.text
             )
-        elif self.state is State.SMALL and self._segment_tokens >= self._policy.max_small_tokens:
+        elif self._full:
             self._hand_over(Trigger.BOUNDARY, "")
+
+    @property
+    def _full(self) -> bool:
+        """Whether a small segment has become as long as it may."""
+        long = self._written.segment_tokens >= self._policy.max_small_tokens
+        return long and self.state is State.SMALL and Role.LARGE not in self.held
 
     def _answer(self, *, whole: bool) -> None:
         if self._delegate:
             self._delegated()
         elif not self._splitter.thought:
             self._move(Trigger.PLAIN)
-        elif self.role is self._policy.answer and whole:
+        elif self.role is self._answerer and whole:
             self._move(Trigger.THINK_END)  # its stream simply goes on
         else:
             self._hand_over(Trigger.THINK_END, self._policy.thinking.close)
@@ -269,8 +291,7 @@ class RelaySession:
         self._move(Trigger.DELEGATE)
         text = self.text
         if not self._splitter.thought:
-            self._transcript.withdraw()
-            self._ledger.withdraw()
+            self._written.withdraw()
             text = ""
         self._end = partial(Delegated, text)
 
@@ -280,43 +301,47 @@ class RelaySession:
         if self._spent:
             self._finish(Trigger.LIMIT, "length")
             return
-        self._kept.drop_blank()
+        self._written.kept.drop_blank()
         self._move(trigger)
         target = self._writer(trigger)
         if target is not self.role:
-            self._ledger.handoffs += 1
+            self._written.ledger.handoffs += 1
+            self._written.begin_segment()
             self.segment += 1
-            self._segment_tokens = 0
             self._outputs.append(Handoff(self.role, target, trigger, text, self.segment))
             self.role = target
-        before = self._kept.tail(_CONTEXT)
-        self._cues.reset(before)
-        self._boundaries.reset(before)
+        self._cutter.begin(self._written.handed_over(CONTEXT))
 
     def _writer(self, trigger: Trigger) -> Role:
-        if trigger is Trigger.EMPTY:
+        if trigger in (Trigger.EMPTY, Trigger.FALLBACK):
             return self.role.other
         if self.state is State.ANSWER:
-            return self._policy.answer
+            return self._answerer
         return Role.SMALL if self.state is State.SMALL else Role.LARGE
 
     @property
+    def _answerer(self) -> Role:
+        answer = self._policy.answer
+        return answer.other if answer in self.held else answer
+
+    @property
     def _spent(self) -> bool:
-        limit = self._limits.max_tokens
-        return limit is not None and self._ledger.kept >= limit
+        return self._limits.spent(self._written.ledger.kept)
 
     # ---- how a decode ends ----------------------------------------------------------------------
 
     def _decode_finished(self, event: DecodeFinished) -> None:
         self.decoding = False
         unseen = max(0, event.tokens - self._received) if event.tokens is not None else 0
-        ending = unseen + _tokens(self._take_lagging())
+        ending = unseen + self._written.lagging
+        self._written.take_lagging()
+        large, ledger = self.role is Role.LARGE, self._written.ledger
         if self._guessed and event.tokens is not None:  # now it is told how many they were
-            self._ledger.keep(event.tokens - self._received, large=self.role is Role.LARGE)
+            ledger.keep(event.tokens - self._received, large=large)
             self._guessed, ending = False, 0
         if event.reason == "stop" and self._goes_on(ending):
             return
-        self._ledger.keep(ending, large=self.role is Role.LARGE)
+        ledger.keep(ending, large=large)
         if event.reason == "length":
             self._finish(Trigger.LIMIT, "length")
         else:
@@ -324,12 +349,13 @@ class RelaySession:
 
     def _goes_on(self, ending: int) -> bool:
         """Whether the generation outlives the model's end of turn; if so, hands over."""
-        if self.state is State.SMALL:
+        inside = self.state in (State.LARGE, State.SMALL)
+        if self.state is State.SMALL and Role.LARGE not in self.held:
             trigger = Trigger.BOUNDARY
-        elif self.state is State.LARGE and self._splitter.phase is Phase.THINKING:
+        elif inside and self._splitter.phase is Phase.THINKING:
             self._close_thinking()
             if self._delegate:
-                self._ledger.discarded += ending
+                self._written.ledger.discarded += ending
                 self._delegated()
                 return True
             trigger = Trigger.UNCLOSED
@@ -337,47 +363,38 @@ class RelaySession:
             trigger = Trigger.EMPTY
         else:
             return False
-        self._ledger.discarded += ending
+        self._written.ledger.discarded += ending
         self._hand_over(trigger, "")
         return True
 
     def _answer_is_missing(self) -> bool:
-        return self._solo is None and self.role is Role.SMALL and self._kept_here == 0
+        empty = self._written.decode_tokens == 0 and Role.LARGE not in self.held
+        return self._solo is None and self.role is Role.SMALL and empty
 
     def _close_thinking(self) -> None:
         text = "\n" + self._policy.thinking.close
-        closing = Piece(text, self._close_ids, len(self._close_ids))
-        if not self._close_ids:
-            closing = Piece(text)
-        self._transcript.push(self.role, self.segment, self._kept.add([closing], text))
+        tokens = len(self._close_ids) or 1
+        self._written.add((self.role, self.segment), Piece(text, self._close_ids, tokens))
 
     def _finish(self, trigger: Trigger, reason: str) -> None:
         self.decoding = False
         self._account()
-        self._let_go()
-        if self._transcript.stop is not None:  # it may end in the blank just let go
+        self._written.let_go((self.role, self.segment))
+        if self._written.stop is not None:  # it may end in the blank just let go
             trigger, reason = Trigger.STOP, "stop"
         self._move(trigger)
-        self._end = partial(Finished, reason, stop=self._transcript.stop)
+        self._end = partial(Finished, reason, stop=self._written.stop)
 
     def _fail(self, message: str) -> None:
         self.decoding = False
         self._account()
         self._move(Trigger.ERROR)
-        self._discard(self._take_lagging())
-        self._let_go()
+        self._written.discard(self._written.take_lagging())
+        self._written.let_go((self.role, self.segment))
         self._end = partial(Failed, message)
 
-    def _let_go(self) -> None:
-        self._transcript.push(self.role, self.segment, self._kept.release_blank())
-        self._transcript.flush()
-
     def _account(self) -> None:
-        self._ledger.estimated |= self._guessed
+        self._written.ledger.estimated |= self._guessed
 
     def _move(self, trigger: Trigger) -> None:
         self.state = after(self.state, trigger)
-
-
-def _tokens(pieces: Iterable[Piece]) -> int:
-    return sum(piece.tokens for piece in pieces)

@@ -37,13 +37,17 @@ class Trigger(StrEnum):
     """A sentence end, the small model's end of turn, or `max_small_tokens`."""
     THINK_END = "think_end"
     UNCLOSED = "unclosed"
-    """The large model ended its turn inside the thinking."""
+    """The model ended its turn inside the thinking, and the other has nothing to add to it."""
     DELEGATE = "delegate"
     """The thinking is over, and what follows is not the session's to write."""
     PLAIN = "plain"
     """The model answers without thinking."""
     EMPTY = "empty"
     """The answer's model brought no token."""
+    RESUME = "resume"
+    """The decode broke; the same role goes on from what is kept."""
+    FALLBACK = "fallback"
+    """The decode broke; the other role goes on from what is kept."""
     FINISH = "finish"
     LIMIT = "limit"
     STOP = "stop"
@@ -59,13 +63,18 @@ def _table() -> dict[tuple[State, Trigger], State]:
         (State.SMALL, Trigger.BOUNDARY): State.LARGE,
         (State.LARGE, Trigger.THINK_END): State.ANSWER,
         (State.SMALL, Trigger.THINK_END): State.ANSWER,
+        (State.LARGE, Trigger.FALLBACK): State.SMALL,
+        (State.SMALL, Trigger.FALLBACK): State.LARGE,
+        (State.ANSWER, Trigger.FALLBACK): State.ANSWER,
         (State.LARGE, Trigger.UNCLOSED): State.ANSWER,
+        (State.SMALL, Trigger.UNCLOSED): State.ANSWER,
         (State.LARGE, Trigger.PLAIN): State.ANSWER,
         (State.ANSWER, Trigger.EMPTY): State.ANSWER,
         (State.LARGE, Trigger.DELEGATE): State.DONE,
         (State.SMALL, Trigger.DELEGATE): State.DONE,
     }
     for state in (State.LARGE, State.SMALL, State.ANSWER):
+        table[state, Trigger.RESUME] = state
         table[state, Trigger.FINISH] = State.DONE
         table[state, Trigger.LIMIT] = State.DONE
         table[state, Trigger.STOP] = State.DONE

@@ -42,6 +42,12 @@ class Transcript:
             self._owed.append(((role, segment), len(text)))
             self._pass_on(self.splitter.push(text))
 
+    def unpush(self, count: int) -> list[Piece]:
+        """Forget the last `count` pieces, whose text is still to come out; returns them."""
+        cut = len(self._pieces) - count
+        gone, self._pieces = self._pieces[cut:], self._pieces[:cut]
+        return gone
+
     def flush(self) -> None:
         """No more text will come: let go of what was held back."""
         self._pass_on(self.splitter.flush())

@@ -16,6 +16,8 @@ class Usage:
     small_tokens: int = 0
     discarded_tokens: int = 0
     handoffs: int = 0
+    resumes: int = 0
+    """Decodes that broke, and that the generation outlived."""
     estimated: bool = False
 
     def __add__(self, other: Usage) -> Usage:
@@ -24,6 +26,7 @@ class Usage:
             self.small_tokens + other.small_tokens,
             self.discarded_tokens + other.discarded_tokens,
             self.handoffs + other.handoffs,
+            self.resumes + other.resumes,
             self.estimated or other.estimated,
         )
 
@@ -44,10 +47,10 @@ class Usage:
 class Ledger:
     """Counts tokens by what became of them."""
 
-    __slots__ = ("discarded", "estimated", "handoffs", "large", "small")
+    __slots__ = ("discarded", "estimated", "handoffs", "large", "resumes", "small")
 
     def __init__(self) -> None:
-        self.large = self.small = self.discarded = self.handoffs = 0
+        self.large = self.small = self.discarded = self.handoffs = self.resumes = 0
         self.estimated = False
 
     @property
@@ -66,4 +69,6 @@ class Ledger:
         self.large = self.small = 0
 
     def usage(self) -> Usage:
-        return Usage(self.large, self.small, self.discarded, self.handoffs, self.estimated)
+        return Usage(
+            self.large, self.small, self.discarded, self.handoffs, self.resumes, self.estimated
+        )

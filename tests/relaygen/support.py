@@ -215,6 +215,30 @@ def drive(session: RelaySession, pair: Pair, chunks: Sequence[int] = (1,)) -> Ru
     return run
 
 
+def drive_broken(session: RelaySession, pair: Pair, breaks: Sequence[int | None]) -> Run:
+    """The same, one piece a read, with decodes that break after so many pieces (None: they don't).
+
+    Each is gone on from by the same role.
+    """
+    run, left = Run(session), iter(breaks)
+    while (request := session.next_decode()) is not None:
+        assert len(run.requests) < 400, "the generation never ends"
+        run.requests.append(request)
+        run.kept.append(session.usage.completion_tokens)
+        pieces, finished = pair.decode(request)
+        after = next(left, None)
+        for piece in pieces[:after]:
+            if session.decoding:
+                run.fed += piece.tokens
+                run.outputs += session.receive(DecodeChunk((piece,)))
+        if session.decoding and after is not None:
+            run.outputs += session.resume()
+        elif session.decoding:
+            run.fed += (finished.tokens or len(pieces)) - len(pieces)
+            run.outputs += session.receive(finished)
+    return run
+
+
 # ---- one decode at a time, by hand --------------------------------------------------------------
 
 

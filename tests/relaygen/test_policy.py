@@ -53,6 +53,7 @@ def problem(**changes: Any) -> Problem:
 
 def test_the_rest_has_the_documented_defaults() -> None:
     spec = {"tokenizer": "auto", "sampling": {}}
+    pace = {"first_token": None, "tokens_per_second": None}
     assert load().model_dump(mode="json") == {
         **MINIMAL,
         "large": {"backend": "large", "model": "L", **spec},
@@ -68,6 +69,8 @@ def test_the_rest_has_the_documented_defaults() -> None:
         "max_small_tokens": 256,
         "handoff": "auto",
         "stops": "answer",
+        "on_failure": {"large": "fail", "small": "large"},
+        "slow": {"large": pace, "small": pace, "hold": True},
         "calibration": {},
     }
 
@@ -294,3 +297,8 @@ def test_a_warning_says_which_cue_hides_which() -> None:
 
 def test_a_problem_without_a_remedy_still_says_where_and_what() -> None:
     assert str(Problem(SOURCE, "name", "is odd")) == "pair.yaml: name: is odd"
+
+
+def test_each_role_has_its_pace() -> None:
+    policy = load(slow={"small": {"first_token": 0.5}})
+    assert [policy.slow.of(role).first_token for role in (Role.LARGE, Role.SMALL)] == [None, 0.5]
