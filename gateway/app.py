@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway import backends, handlers
 from gateway.context import GATEWAY, ApiKeys, Gateway, Slots
+from gateway.generation import Relaying
 from gateway.middleware import frame, on_prepare
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
@@ -51,9 +52,10 @@ def build_app(settings: Settings) -> web.Application:
                 replica_sets,
                 ApiKeys(settings.api_keys),
                 Slots(settings.limits.generations),
+                Relaying(replica_sets, settings.resume, settings.timeouts.first_token),
             )
             watchers = [policies.watch(), app[GATEWAY].watch()]
-            watchers += [r.watch() for s in replica_sets.values() for r in s.replicas]
+            watchers += [replicas.watch() for replicas in replica_sets.values()]
             tasks = [asyncio.create_task(watcher) for watcher in watchers]
             for task in tasks:
                 task.add_done_callback(_tell)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import structlog
 from aiohttp import ClientSession
 
 from gateway.engines.base import Engine, EngineInfo, Identity
 from gateway.engines.detect import detect
-from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
-from gateway.settings import Backend, Settings
+from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError, UpstreamError
+from gateway.health import Health
+from gateway.settings import Backend, HealthSettings, Settings
 from gateway.upstream import Upstream
 
 log = structlog.get_logger()
@@ -20,14 +22,31 @@ log = structlog.get_logger()
 _RETRY_S = 1.0
 _CHECK_S = 5.0
 
+State = Literal["up", "down", "open", "draining"]
+
 
 class Replica:
     """One base URL of a backend: probed when first needed, watched in the background."""
 
-    def __init__(self, upstream: Upstream, settings: Backend, probe_s: float) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        settings: Backend,
+        probe_s: float,
+        health: HealthSettings,
+        given: str,
+    ) -> None:
         self.upstream = upstream
+        self.given = given
+        """The URL as the settings have it."""
         self._settings = settings
         self._probe_s = probe_s
+        self._was_down = False
+        self.health = Health(health)
+        self.draining = False
+        """Whether it is given nothing new."""
+        self.active = 0
+        """Requests that run on it now, as far as this process knows."""
         self._identity: Identity | None = None
         self._probing: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
@@ -40,9 +59,38 @@ class Replica:
     def url(self) -> str:
         return self.upstream.url
 
+    def same(self, settings: Backend) -> bool:
+        """Whether these settings say the same of the engine."""
+        ours = {"urls": (), "draining": ()}
+        return self._settings.model_copy(update=ours) == settings.model_copy(update=ours)
+
     @property
-    def active(self) -> int:
-        return self._engine.active if self._engine else 0
+    def state(self) -> State:
+        if self.draining:
+            return "draining"
+        if self.info is None:
+            return "down"
+        return "open" if self.health.open else "up"
+
+    @property
+    def load(self) -> float:
+        """What it has to do, for what it should have to do."""
+        return (self.active + 1) / self.health.share
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self.taken()
+        try:
+            yield
+        finally:
+            self.left()
+
+    def taken(self) -> None:
+        self.active += 1
+        self.health.chosen()
+
+    def left(self) -> None:
+        self.active -= 1
 
     def wire_model(self, model: str) -> str:
         """The model's name as the engine wants it in a request."""
@@ -104,6 +152,8 @@ class Replica:
         info = await engine.probe(identity)
         self._engine, self._identity = engine, identity
         self.info, self.error, self.served = info, None, info.models
+        if self._was_down:
+            self.health.came_back()
         log.info("engine up", url=self.url, **_told(info))
 
     async def watch(self) -> None:
@@ -118,16 +168,28 @@ class Replica:
     def mark_down(self, error: GatewayError) -> None:
         """Probe anew before it is used again."""
         if self.info is not None:
+            self._was_down = True
             log.warning("engine down", url=self.url, error=error.message)
         self.info, self.error = None, error.message
+
+    def failed(self, error: UpstreamError) -> None:
+        """A request to it did."""
+        match error:
+            case UnreachableError():
+                self.mark_down(error)
+            case BusyError():
+                self.health.asked_for_patience(error.retry_after)
+            case _:
+                self.health.failed()
 
     def status(self) -> dict[str, Any]:
         """For /readyz."""
         if self.info is None:
-            return {"url": self.url, "up": False, "error": self.error}
+            return {"url": self.url, "up": False, "state": self.state, "error": self.error}
         assert self._engine is not None
         learned = {"max_logprobs": self._engine.max_logprobs, "tokens": self._engine.counts}
-        return {"url": self.url, "up": True, **_told(self.info), **learned}
+        now = {"state": self.state, "active": self.active}
+        return {"url": self.url, "up": True, **now, **_told(self.info), **learned}
 
 
 def _told(info: EngineInfo) -> dict[str, Any]:
@@ -149,28 +211,79 @@ class ReplicaSet:
     """All replicas of one backend."""
 
     def __init__(
-        self, name: str, settings: Backend, session: ClientSession, probe_s: float
+        self,
+        name: str,
+        settings: Backend,
+        session: ClientSession,
+        probe_s: float,
+        health: HealthSettings,
     ) -> None:
         self.name = name
+        self._session = session
+        self._probe_s = probe_s
+        self._health = health
+        self._changed = asyncio.Event()
+        self.replicas: list[Replica] = []
+        self.update(settings)
+
+    def update(self, settings: Backend) -> None:
+        """Takes new settings. What runs on a URL that is gone, or is draining, runs on."""
+        known = {replica.given: replica for replica in self.replicas if replica.same(settings)}
+        new = {url: self._replica(url, settings) for url in settings.urls if url not in known}
+        self.replicas = [known.get(url) or new[url] for url in settings.urls]
+        for replica in self.replicas:
+            replica.draining = replica.given in settings.draining
+        self._changed.set()
+
+    def _replica(self, url: str, settings: Backend) -> Replica:
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        self.replicas = [
-            Replica(_upstream(session, url, key, settings), settings, probe_s)
-            for url in settings.urls
-        ]
+        upstream = _upstream(self._session, url, key, settings)
+        return Replica(upstream, settings, self._probe_s, self._health, given=url)
 
-    async def choose(self, avoid: Collection[str] = ()) -> tuple[Engine, EngineInfo]:
-        """The least loaded replica that is up, one of the URLs to `avoid` only if all others fail.
+    async def watch(self) -> None:
+        """Watches every replica, whichever there are. Runs until cancelled."""
+        tasks: dict[Replica, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._changed.clear()
+                for gone in tasks.keys() - set(self.replicas):
+                    tasks.pop(gone).cancel()
+                for replica in self.replicas:
+                    if replica not in tasks:
+                        tasks[replica] = asyncio.create_task(replica.watch())
+                await self._changed.wait()
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-        Raises the last one's UpstreamError if none is up.
+    async def choose(self, avoid: Collection[str] = (), model: str | None = None) -> Replica:
+        """The best replica that is up, one of the URLs to `avoid` only if all others fail.
+
+        With a `model`, one that serves it, if any does. Raises the last one's UpstreamError if none
+        is up.
         """
         ordered = self.ranked(avoid)
-        for i, replica in enumerate(ordered):
+        other: Replica | None = None
+        failed: UpstreamError | None = None
+        for replica in ordered:
             try:
-                return await replica.ready()
-            except GatewayError:
-                if i == len(ordered) - 1:
-                    raise
-        raise AssertionError("a backend has at least one URL")
+                _, info = await replica.ready()
+            except UpstreamError as error:
+                error.engine = replica.url
+                failed = error
+                continue
+            if model is None or info.serves(model):
+                return replica
+            other = other or replica
+        if other is not None:
+            return other
+        assert failed is not None, "a backend has at least one URL"
+        raise failed
+
+    @property
+    def urls(self) -> set[str]:
+        return {replica.url for replica in self.replicas}
 
     def models(self) -> list[str]:
         """Models served now."""
@@ -181,14 +294,31 @@ class ReplicaSet:
         return [replica for replica in self.ranked() if model in replica.served]
 
     def ranked(self, avoid: Collection[str] = ()) -> list[Replica]:
-        """All replicas: those that are up first, the least loaded before, those to `avoid` last."""
-        return sorted(self.replicas, key=lambda r: (r.url in avoid, r.info is None, r.active))
+        """All replicas, the best to take first; a broken or draining one is better than none."""
+        return sorted(
+            self.replicas,
+            key=lambda r: (
+                r.url in avoid,
+                r.info is None,
+                r.draining,
+                r.health.open,
+                r.health.busy,
+                r.load,
+            ),
+        )
 
-    def down(self, engine: Engine, error: GatewayError) -> None:
-        """An engine turned out to be unreachable."""
-        for replica in self.replicas:
-            if replica.url == engine.url:
-                replica.mark_down(error)
+    def others(self, avoid: Collection[str]) -> list[Replica]:
+        """Those that can go on where one of the URLs to `avoid` could not, the best first."""
+        return [r for r in self.ranked() if r.info is not None and r.url not in avoid]
+
+    def beyond(self, avoid: Collection[str]) -> bool:
+        """Whether there is any other than the URLs to `avoid`."""
+        return any(replica.url not in avoid for replica in self.replicas)
+
+    @property
+    def up(self) -> bool:
+        """Whether any replica is."""
+        return any(replica.info is not None for replica in self.replicas)
 
 
 def _upstream(session: ClientSession, url: str, key: str | None, settings: Backend) -> Upstream:
@@ -197,8 +327,8 @@ def _upstream(session: ClientSession, url: str, key: str | None, settings: Backe
 
 
 def build(settings: Settings, session: ClientSession) -> dict[str, ReplicaSet]:
-    probe_s = settings.timeouts.probe
+    probe_s, health = settings.timeouts.probe, settings.health
     return {
-        name: ReplicaSet(name, backend, session, probe_s)
+        name: ReplicaSet(name, backend, session, probe_s, health)
         for name, backend in settings.backends.items()
     }

@@ -33,7 +33,7 @@ async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGene
         raise UpstreamError(
             f"The stream from the engine at {upstream.url} ended without a finish_reason",
             code="engine_truncated",
-        )
+        ).of("truncated")
 
 
 def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:

@@ -78,10 +78,8 @@ def _finish(
 
 
 def _failure(generation: Generation, message: str) -> UpstreamError:
-    log.warning("generation failed", engine=generation.engine, error=message)
-    error = UpstreamError(message, code="generation_failed")
-    error.engine = generation.engine
-    return error
+    log.warning("generation failed", policy=generation.policy.name, error=message)
+    return UpstreamError(message, code="generation_failed")
 
 
 def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from gateway.backends import ReplicaSet
 from gateway.errors import RequestError, UpstreamError
+from gateway.generation import Relaying
 from gateway.pairs import status
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
@@ -99,6 +100,7 @@ class Gateway:
     backends: Mapping[str, ReplicaSet]
     keys: ApiKeys
     slots: Slots
+    relaying: Relaying
     started: int = field(default_factory=lambda: int(time.time()))
 
     def backend(self, name: str, policy: str) -> ReplicaSet:

@@ -3,12 +3,13 @@
 GatewayError
 ├── RequestError        the client's request is wrong, or asks for what is not there
 └── UpstreamError       an engine refused, broke or can't be reached
-    └── UnreachableError    no connection: another replica may do
+    ├── UnreachableError    no connection: another replica may do
+    └── BusyError           it has too much to do: another replica may do
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from orjson import dumps
@@ -63,16 +64,34 @@ class RequestError(GatewayError):
     type = "invalid_request_error"
 
 
+Cause = Literal["connect", "reset", "truncated", "error", "timeout", "status", "slow"]
+"""How an engine failed, for logs and metrics."""
+
+
 class UpstreamError(GatewayError):
     """`engine` is the base URL that failed, where another replica may do better."""
 
     status = 502
     type = "upstream_error"
+    cause: Cause = "error"
     engine: str | None = None
+
+    def of(self, cause: Cause) -> UpstreamError:
+        """This error, with its cause told."""
+        self.cause = cause
+        return self
 
 
 class UnreachableError(UpstreamError):
-    pass
+    cause = "connect"
+
+
+class BusyError(UpstreamError):
+    """The engine has too much to do: its status and message are told as they are."""
+
+    type = "rate_limit_error"
+    cause = "status"
+    retry_after: float = 1.0
 
 
 def model_not_found(model: str, known: list[str]) -> RequestError:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import structlog
 
 from gateway.backends import ReplicaSet
-from gateway.engines.base import Engine, Sampling
+from gateway.engines.base import Sampling
 from gateway.engines.tokenization import TAIL_CHARS, Prompt
+from gateway.errors import GatewayError, UpstreamError
 from gateway.estimate import estimate_tokens
 from gateway.openai_api import Ask, RawPrompt
-from gateway.pairs import Pair, Side, check_shared_ids, open_pair, tool_side
+from gateway.pace import Pace, Timed
+from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, tool_side
 from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
 from gateway.replies import HandoffTimes
+from gateway.resuming import Resuming
+from gateway.seats import Seats
+from gateway.settings import ResumeSettings
 from relaygen.events import DecodeRequest, Event, Output, Role
 from relaygen.policy import Policy, Thinking
 from relaygen.session import Limits, RelaySession
 from relaygen.thinking import Phase
+
+log = structlog.get_logger()
 
 _SEEDS_APART = 2**16
 """Between the seeds of two choices: more than a generation has segments."""
@@ -27,6 +37,16 @@ _SEEDS_APART = 2**16
 
 class ServedWholeError(Exception):
     """The request can't be relayed faithfully by this pair: the large model serves all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaying:
+    """What all generations of a gateway share."""
+
+    backends: Mapping[str, ReplicaSet]
+    resume: ResumeSettings
+    first_token_s: float
+    paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +66,54 @@ class Generation:
 
     index: int
     policy: Policy
-    pair: Pair
+    why: str
+    """Of the form in which its handoffs are sent."""
     session: RelaySession
+    seats: Seats
     prompts: Prompts
     sampling: Mapping[Role, Sampling]
+    pace: Pace
+    first_token_s: float
+    resuming: Resuming
     handoffs: HandoffTimes
-    tools: Side | None
+    tools: Role | None
     """Who writes what follows the thinking, where the session does not."""
+    held: frozenset[Role]
+    """Roles that it does without from its beginning."""
 
     async def run(self) -> AsyncGenerator[list[Output]]:
-        run = relay(self.session, self._decode, self.handoffs)
+        run = relay(self.session, self._decode, self.resuming.after, self.handoffs)
         async with aclosing(run) as batches:
             async for outputs in batches:
                 yield outputs
 
-    def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
-        side, role = self.pair.sides[request.role], request.role
-        return side.decode(self.prompts.by_role[role], request, self.sampling[role])
+    async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
+        role, session = request.role, self.session
+        seat = self.seats.seat(role)
+        side = seat.side
+        timed = Timed(role, self.policy, self.first_token_s, self.resuming.can_leave)
+        decode = side.decode(seat.prompt, request, self.sampling[role])
+        failed = False
+        try:
+            with side.failing():
+                async with aclosing(timed.events(decode, side.engine.url)) as events:
+                    async for event in events:
+                        session.held = self._held()
+                        yield event
+        except GatewayError:
+            failed = True
+            raise
+        finally:  # a decode that was cut has come this far
+            self.pace.add(role, *timed.measured)
+            if timed.began and not failed:
+                side.replica.health.succeeded()
+
+    def _held(self) -> frozenset[Role]:
+        """The role that is better not handed to now: none of its engines is up, or it is slow."""
+        other = self.session.role.other
+        if not self.policy.stands_in(other) or self.seats.up(other):
+            return self.held
+        return self.held | {other}
 
     @property
     def writer(self) -> tuple[Role, int]:
@@ -72,26 +123,55 @@ class Generation:
     @property
     def engine(self) -> str:
         """The base URL of the engine that writes now."""
-        return self.pair.sides[self.session.role].engine.url
+        return self.seats.seat(self.session.role).side.engine.url
 
 
 @asynccontextmanager
-async def prepared(
-    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet], avoid: Collection[str] = ()
-) -> AsyncIterator[list[Generation]]:
+async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterator[list[Generation]]:
     """Takes the engines, until the block ends, and renders the prompts: one entry a choice.
 
-    Raises GatewayError for what stands against the generation, ServedWholeError where another way
-    of serving it is called for.
+    An engine that fails here is passed over for another. Raises GatewayError for what stands
+    against the generation, ServedWholeError where another way of serving it is called for.
     """
-    pair = await open_pair(policy, backends, ask.roles, avoid)
-    with ExitStack() as stack:
+    failed: dict[str, UpstreamError] = {}
+    while True:
+        try:
+            generations = await _prepare(policy, ask, relaying, failed)
+            break
+        except UpstreamError as error:
+            if error.engine is None or error.engine in failed or not ask.resume:
+                raise
+            failed[error.engine] = error
+            if not _spare(policy, ask, relaying.backends, failed):
+                raise
+            log.warning("trying another replica", error=error.message)
+    try:
+        yield generations
+    finally:
+        for generation in generations:
+            generation.seats.leave()
+
+
+def _spare(
+    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet], failed: Collection[str]
+) -> bool:
+    """Whether each role has a replica that has not failed yet, or another role for it."""
+    alone = [role for role in ask.roles if not replicas_of(policy, role, backends).beyond(failed)]
+    mended = ask.solo is None and all(policy.stands_in(role) for role in alone)
+    return not alone or (mended and len(alone) == 1)
+
+
+async def _prepare(
+    policy: Policy, ask: Ask, relaying: Relaying, avoid: Mapping[str, UpstreamError]
+) -> list[Generation]:
+    pair = await open_pair(policy, relaying.backends, ask.roles, avoid)
+    with ExitStack() as opening:
         for side in pair.sides.values():
-            stack.enter_context(_in_use(side.engine))
-        yield await _prepare(policy, ask, pair)
+            opening.enter_context(side.replica.in_use())
+        return await _choices(policy, ask, relaying, pair)
 
 
-async def _prepare(policy: Policy, ask: Ask, pair: Pair) -> list[Generation]:
+async def _choices(policy: Policy, ask: Ask, relaying: Relaying, pair: Pair) -> list[Generation]:
     check_shared_ids(ask, pair)
     if ask.ids and pair.handoff != "tokens" and ask.solo is None:
         raise ServedWholeError(f"{ask.ids}, and {pair.why}")
@@ -101,29 +181,57 @@ async def _prepare(policy: Policy, ask: Ask, pair: Pair) -> list[Generation]:
     if ask.form and prompts[0].phase is Phase.ANSWER:
         raise ServedWholeError(f"{ask.form}, and the template leaves no thinking to relay")
     close_ids = await _close_ids(policy, pair)
-    sampling = {role: _sampling(policy, role, ask) for role in pair.sides}
-    choices = [prompt for prompt in prompts for _ in range(ask.n)]
-    return [
-        Generation(
+    choices = [found for found in zip(raws, prompts, strict=True) for _ in range(ask.n)]
+    build = _Building(policy, ask, relaying, pair, close_ids, tools)
+    return [build.generation(index, raw, prompt) for index, (raw, prompt) in enumerate(choices)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Building:
+    """What the choices of one request share."""
+
+    policy: Policy
+    ask: Ask
+    relaying: Relaying
+    pair: Pair
+    close_ids: tuple[int, ...]
+    tools: Role | None
+
+    def generation(self, index: int, raw: RawPrompt | None, prompts: Prompts) -> Generation:
+        policy, ask, pair, relaying = self.policy, self.ask, self.pair, self.relaying
+        session = RelaySession(
+            policy,
+            _limits(ask, pair, prompts, index),
+            handoff=pair.handoff,
+            phase=prompts.phase,
+            solo=ask.solo,
+            close_ids=self.close_ids,
+            delegate=self.tools is not None,
+        )
+        seats = Seats(policy, ask, raw, relaying.backends, pair, prompts.by_role)
+        settings = relaying.resume
+        pace = relaying.paces[policy.name]
+        return Generation(
             index=index,
             policy=policy,
-            pair=pair,
-            session=RelaySession(
-                policy,
-                _limits(ask, pair, prompt, index),
-                handoff=pair.handoff,
-                phase=prompt.phase,
-                solo=ask.solo,
-                close_ids=close_ids,
-                delegate=tools is not None,
-            ),
-            prompts=prompt,
-            sampling=sampling,
+            why=pair.why,
+            session=session,
+            seats=seats,
+            prompts=prompts,
+            sampling={role: _sampling(policy, role, ask) for role in ask.roles},
+            pace=pace,
+            first_token_s=relaying.first_token_s,
+            resuming=Resuming(policy.name, session, seats, settings, ask.resume),
             handoffs=HandoffTimes(),
-            tools=tools,
+            tools=self.tools,
+            held=self._held(pace),
         )
-        for index, prompt in enumerate(choices)
-    ]
+
+    def _held(self, pace: Pace) -> frozenset[Role]:
+        if self.pair.absent is not None:
+            return frozenset({self.pair.absent[0]})
+        slow = self.ask.solo is None and self.policy.slow.hold and pace.holds()
+        return frozenset({Role.SMALL}) if slow else frozenset()
 
 
 async def prompt_tokens(
@@ -135,7 +243,7 @@ async def prompt_tokens(
     return prompt.tokens, prompt.estimated
 
 
-async def _tools(policy: Policy, ask: Ask, pair: Pair) -> Side | None:
+async def _tools(policy: Policy, ask: Ask, pair: Pair) -> Role | None:
     if ask.form is None:
         return None
     if ask.solo is not None:
@@ -143,7 +251,7 @@ async def _tools(policy: Policy, ask: Ask, pair: Pair) -> Side | None:
     side, why = await tool_side(policy, pair)
     if side is None:
         raise ServedWholeError(f"{ask.form}: {why}")
-    return side
+    return side.role
 
 
 async def _prompts(policy: Policy, ask: Ask, pair: Pair, raw: RawPrompt | None) -> Prompts:
@@ -213,12 +321,3 @@ async def _close_ids(policy: Policy, pair: Pair) -> tuple[int, ...]:
 def _sampling(policy: Policy, role: Role, ask: Ask) -> Sampling:
     fields = {**policy.sampling, **policy.spec(role).sampling, **ask.sampling}
     return Sampling(fields, ask.logprobs)
-
-
-@contextmanager
-def _in_use(engine: Engine) -> Iterator[None]:
-    engine.active += 1
-    try:
-        yield
-    finally:
-        engine.active -= 1

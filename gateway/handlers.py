@@ -14,7 +14,7 @@ from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.backends import Replica
 from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
-from gateway.errors import RequestError, UnreachableError, UpstreamError, model_not_found
+from gateway.errors import RequestError, UpstreamError, model_not_found
 from gateway.generation import ServedWholeError, prompt_tokens
 from gateway.openai_api import Ask
 from gateway.passthrough import for_model, model_in, pass_through, renamed, translated
@@ -182,10 +182,10 @@ async def _by_any(
     request[MODE] = "passthrough"
     for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
         try:
-            return await send(replica)
+            with replica.in_use():
+                return await send(replica)
         except UpstreamError as error:
-            if isinstance(error, UnreachableError):
-                replica.mark_down(error)
+            replica.failed(error)
             if not left or ANSWERED in request:
                 raise
             log.warning("trying another replica", error=error.message)

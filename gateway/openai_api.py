@@ -100,7 +100,7 @@ class Ask:
     `logprobs` is None where not asked for, else the number of alternatives. `form` is the field
     that asks for tools or structured output, if one does, `forms` all such. `whole` says why the
     large model must serve all of it, None where it can be relayed; `ids` names the field that has
-    token ids in it.
+    token ids in it. `resume` says whether it may outlive an engine that breaks.
     """
 
     chat: bool
@@ -112,6 +112,7 @@ class Ask:
     template: dict[str, Any]
     logprobs: int | None
     trace: bool
+    resume: bool
     mode: Literal["relay", "large", "small"]
     prompts: tuple[RawPrompt, ...]
     n: int
@@ -234,8 +235,8 @@ def _ask(
     if options and not stream:
         raise RequestError("`stream_options` needs `stream: true`", param="stream_options")
     ours = _get(body, "relaygen", dict, {})
-    if unknown := ours.keys() - {"mode", "trace"}:
-        message = f"`relaygen` has the unknown key {min(unknown)!r}; known: mode, trace"
+    if unknown := ours.keys() - {"mode", "resume", "trace"}:
+        message = f"`relaygen` has the unknown key {min(unknown)!r}; known: mode, resume, trace"
         raise RequestError(message, param=f"relaygen.{min(unknown)}")
     mode: Any = ours.get("mode") or "relay"
     if mode not in ("relay", "large", "small"):
@@ -268,6 +269,7 @@ def _ask(
         template=template,
         logprobs=logprobs,
         trace=_get(ours, "trace", bool, False),
+        resume=_get(ours, "resume", bool, True),
         mode=mode,
         prompts=prompts,
         n=n,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from gateway.backends import ReplicaSet
+from gateway.backends import Replica, ReplicaSet
 from gateway.engines.base import Engine, EngineInfo, Sampling, opened_by
 from gateway.engines.chat import Chat, Prefill
 from gateway.engines.tokenization import Prompt, Tokenization
@@ -20,6 +20,7 @@ from relaygen.events import DecodeRequest, Event, Role
 from relaygen.policy import Policy
 
 HandoffForm = Literal["tokens", "text"]
+_NONE: Mapping[str, UpstreamError] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,11 @@ class Side:
 
     role: Role
     model: str
+    replica: Replica
     engine: Engine
     info: EngineInfo
     tokens: Tokenization | None
     vocabulary: str | None
-    replicas: ReplicaSet
     prefill: Prefill | None = None
     closed: Prefill | None = None
 
@@ -96,24 +97,19 @@ class Side:
             message = f"`prompt` has token ids that the model does not know: {error.message}"
             raise RequestError(message, param="prompt") from None
 
-    async def decode(
+    def decode(
         self, prompt: Prompt, request: DecodeRequest, sampling: Sampling
     ) -> AsyncGenerator[Event]:
-        decode = self.engine.decode(self.model, prompt, request, sampling)
-        with self.failing():
-            async with aclosing(decode) as events:
-                async for event in events:
-                    yield event
+        return self.engine.decode(self.model, prompt, request, sampling)
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Remembers which engine an error is of; one that can't be reached is down."""
+        """Remembers which engine an error is of, and what it tells of its health."""
         try:
             yield
         except UpstreamError as error:
             error.engine = self.engine.url
-            if isinstance(error, UnreachableError):
-                self.replicas.down(self.engine, error)
+            self.replica.failed(error)
             raise
 
 
@@ -131,11 +127,15 @@ async def _begun_once(tokens: Tokenization, model: str, raw: str) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both sides, or in a solo generation the one; `why` explains the form of the handoff."""
+    """Both sides, or in a solo generation the one; `why` explains the form of the handoff.
+
+    `absent` is the role that the other stands in for, and why.
+    """
 
     sides: Mapping[Role, Side]
     handoff: HandoffForm
     why: str
+    absent: tuple[Role, UpstreamError] | None = None
 
     @property
     def context(self) -> int | None:
@@ -147,27 +147,59 @@ class Pair:
 async def open_pair(
     policy: Policy,
     backends: Mapping[str, ReplicaSet],
-    roles: Iterable[Role] = tuple(Role),
-    avoid: Collection[str] = (),
+    roles: Sequence[Role] = tuple(Role),
+    avoid: Mapping[str, UpstreamError] = _NONE,
 ) -> Pair:
-    """Takes a replica for each role. Raises UpstreamError while the policy can't be served."""
-    sides = await asyncio.gather(*(_side(policy, role, backends, avoid) for role in roles))
+    """Takes a replica for each role. Raises UpstreamError while the policy can't be served.
+
+    `avoid` are the engines that failed already: they are asked again only where no other role can
+    stand in for theirs.
+    """
+    opening = (_opened(policy, role, backends, avoid, len(roles) > 1) for role in roles)
+    opened = await asyncio.gather(*opening, return_exceptions=True)
+    sides = [side for side in opened if isinstance(side, Side)]
+    absent: tuple[Role, UpstreamError] | None = None
+    for role, error in zip(roles, opened, strict=True):
+        if not isinstance(error, BaseException):
+            continue
+        # What the settings or the policy have wrong is not for another role to mend.
+        down = isinstance(error, UpstreamError) and error.engine is not None
+        if not down or not sides or not policy.stands_in(role):
+            raise error
+        assert isinstance(error, UpstreamError)
+        absent = (role, error)
     handoff, why = _handoff(policy, sides)
-    return Pair({side.role: side for side in sides}, handoff, why)
+    return Pair({side.role: side for side in sides}, handoff, why, absent)
 
 
-async def _side(
-    policy: Policy, role: Role, backends: Mapping[str, ReplicaSet], avoid: Collection[str]
+async def _opened(
+    policy: Policy,
+    role: Role,
+    backends: Mapping[str, ReplicaSet],
+    avoid: Mapping[str, UpstreamError],
+    both: bool,
 ) -> Side:
-    spec = policy.spec(role)
-    replicas = backends.get(spec.backend)
-    if replicas is None:
+    replicas = replicas_of(policy, role, backends)
+    if avoid and both and policy.stands_in(role) and not replicas.beyond(avoid):
+        raise next(error for url, error in avoid.items() if url in replicas.urls)
+    return await side_of(policy, role, await replicas.choose(avoid, policy.spec(role).model))
+
+
+def replicas_of(policy: Policy, role: Role, backends: Mapping[str, ReplicaSet]) -> ReplicaSet:
+    name = policy.spec(role).backend
+    if name not in backends:
         raise UpstreamError(
-            f"Policy {policy.name!r}: {role}.backend is {spec.backend!r}, which the settings do "
+            f"Policy {policy.name!r}: {role}.backend is {name!r}, which the settings do "
             f"not have; known: {', '.join(backends)}",
             status=503,
         )
-    engine, info = await replicas.choose(avoid)
+    return backends[name]
+
+
+async def side_of(policy: Policy, role: Role, replica: Replica) -> Side:
+    """The role, played by this replica. Raises UpstreamError where it can't be."""
+    spec = policy.spec(role)
+    engine, info = await replica.ready()
     if not info.serves(spec.model):
         raise UpstreamError(
             f"Policy {policy.name!r}: {role}.model is {spec.model!r}, but the engine at "
@@ -175,7 +207,7 @@ async def _side(
             status=503,
         )
     tokens, vocabulary = await _tokens(spec.tokenizer, spec.model, engine, info)
-    side = Side(role, spec.model, engine, info, tokens, vocabulary, replicas)
+    side = Side(role, spec.model, replica, engine, info, tokens, vocabulary)
     if info.continuation == "chat" or tokens is None:
         prefill, closed = await _prefills(policy, side)
         return replace(side, prefill=prefill, closed=closed)
@@ -247,7 +279,9 @@ async def tool_side(policy: Policy, pair: Pair) -> tuple[Side | None, str]:
     """Who can write what follows the thinking of a request with tools, or why nobody can."""
     if policy.tools == "whole":
         return None, "the policy says so (tools: whole)"
-    side = pair.sides[Role(policy.tools)]
+    side = pair.sides.get(Role(policy.tools))
+    if side is None:
+        return None, f"no engine of the {policy.tools} model is up"
     engine = side.engine
     form = await engine.goes_on(side.model, policy.thinking, closed=True) if engine.tools else None
     if form is None or form not in engine.form_prefills:
@@ -270,6 +304,9 @@ async def status(policy: Policy, backends: Mapping[str, ReplicaSet]) -> dict[str
         "tools": why if tools else f"whole to the large model: {why}",
     }
     notes = [note for side in pair.sides.values() if (note := side.note)]
+    if pair.absent is not None:
+        role, why_absent = pair.absent
+        notes.append(f"the {role.other} model writes alone: {why_absent.message}")
     return {**state, "notes": notes} if notes else state
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 from gateway.errors import GatewayError
 from gateway.replies import HandoffTimes
@@ -14,8 +15,14 @@ from relaygen.session import RelaySession
 Decode = Callable[[DecodeRequest], AsyncGenerator[Event]]
 
 
+class Resume(Protocol):
+    """Has the session go on after an error, or raises what is to be told instead."""
+
+    def __call__(self, error: GatewayError, *, started: bool) -> Awaitable[list[Output]]: ...
+
+
 async def relay(
-    session: RelaySession, decode: Decode, handoffs: HandoffTimes
+    session: RelaySession, decode: Decode, resume: Resume, handoffs: HandoffTimes
 ) -> AsyncGenerator[list[Output]]:
     """The session's outputs, as each read of a stream brings them.
 
@@ -40,7 +47,19 @@ async def relay(
                     if not session.decoding:
                         break
         except GatewayError as error:
-            failed = session.receive(DecodeFailed(error.message))
-            if not started:
-                raise
-            yield failed
+            outputs = await _after(error, session, resume, started=started)
+            if outputs:
+                started = True
+                yield outputs
+
+
+async def _after(
+    error: GatewayError, session: RelaySession, resume: Resume, *, started: bool
+) -> list[Output]:
+    try:
+        return await resume(error, started=started)
+    except GatewayError as last:
+        failed = session.receive(DecodeFailed(last.message))
+        if not started:
+            raise
+        return failed

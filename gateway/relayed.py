@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import aclosing
 
 import orjson
 import structlog
 from aiohttp import web
 
-from gateway.backends import ReplicaSet
 from gateway.choices import chunks_of
 from gateway.context import GATEWAY
 from gateway.errors import GatewayError, UpstreamError
@@ -28,14 +28,14 @@ log = structlog.get_logger()
 async def relayed(request: web.Request, policy: Policy, ask: Ask, wire: Wire) -> web.StreamResponse:
     """Raises GatewayError for what fails before the first byte of the reply.
 
-    An engine that fails before that is passed over for another replica, while there is one.
+    An engine that fails is passed over for another one, before the first byte and after it.
     """
     if not ask.stream:
         return await _whole(request, policy, ask, wire)
     stream = EventStream(request, wire)
     async with stream.kept_alive(request.app[GATEWAY].settings.timeouts.keep_alive):
         try:
-            await _attempts(request, policy, ask, _Streamed(stream))
+            await _reply(request, policy, ask, _Streamed(stream))
         except (GatewayError, ServedWholeError) as error:
             if not stream.begun:
                 raise
@@ -46,7 +46,7 @@ async def relayed(request: web.Request, policy: Policy, ask: Ask, wire: Wire) ->
 
 async def _whole(request: web.Request, policy: Policy, ask: Ask, wire: Wire) -> web.Response:
     folded = _Collected()
-    await _attempts(request, policy, ask, folded)
+    await _reply(request, policy, ask, folded)
     body = orjson.dumps(wire.whole(folded.folded.whole()))
     return web.Response(body=body, content_type="application/json")
 
@@ -60,15 +60,9 @@ class _Streamed:
     def __init__(self, stream: EventStream) -> None:
         self._stream = stream
 
-    @property
-    def begun(self) -> bool:
-        return self._stream.told
-
     def start(self, prompt_tokens: int) -> None:
-        """A new attempt begins."""
         self._stream.decided.set()
-        if not self.begun:
-            self._stream.wire.prompted(prompt_tokens)
+        self._stream.wire.prompted(prompt_tokens)
 
     async def take(self, chunks: Collection[dict[str, object]]) -> bool:
         """Returns whether more is wanted."""
@@ -83,13 +77,11 @@ class _Streamed:
 class _Collected:
     """Into one reply: the client has nothing of it before its end."""
 
-    begun = False
-
     def __init__(self) -> None:
         self.folded = Folded()
 
     def start(self, prompt_tokens: int) -> None:
-        self.folded = Folded()
+        pass
 
     async def take(self, chunks: Collection[dict[str, object]]) -> bool:
         for chunk in chunks:
@@ -100,37 +92,27 @@ class _Collected:
         pass
 
 
-# ---- attempts -----------------------------------------------------------------------------------
+# ---- the reply ----------------------------------------------------------------------------------
 
 
-async def _attempts(
+async def _reply(
     request: web.Request, policy: Policy, ask: Ask, sink: _Streamed | _Collected
 ) -> None:
-    backends = request.app[GATEWAY].backends
-    failed: set[str] = set()
-    while True:
-        try:
-            async with prepared(policy, ask, backends, failed) as generations:
-                await _attempt(generations, policy, ask, sink)
-            return
-        except UpstreamError as error:
-            if error.engine is None or error.engine in failed or sink.begun:
-                raise
-            failed.add(error.engine)
-            if not _spare(policy, ask, backends, failed):
-                raise
-            log.warning("trying another replica", error=error.message)
+    """Raises UpstreamError where it takes too long."""
+    gateway = request.app[GATEWAY]
+    limit = gateway.settings.timeouts.total
+    try:
+        async with asyncio.timeout(limit), prepared(policy, ask, gateway.relaying) as generations:
+            await _written(generations, policy, ask, sink)
+    except TimeoutError:
+        raise UpstreamError(
+            f"The reply is not complete after {limit:g} s (timeouts.total); ask for less",
+            status=504,
+            code="reply_timeout",
+        ).of("timeout") from None
 
 
-def _spare(
-    policy: Policy, ask: Ask, backends: Mapping[str, ReplicaSet], failed: Collection[str]
-) -> bool:
-    """Whether each role has a replica that has not failed yet."""
-    sets = [backends[policy.spec(role).backend] for role in ask.roles]
-    return all(any(r.url not in failed for r in replicas.replicas) for replicas in sets)
-
-
-async def _attempt(
+async def _written(
     generations: list[Generation], policy: Policy, ask: Ask, sink: _Streamed | _Collected
 ) -> None:
     reply = Reply(
@@ -164,11 +146,12 @@ def _log(generation: Generation, seconds: float) -> None:
         choice=generation.index,
         outcome=session.state,
         handoff=session.handoff,
-        why=generation.pair.why,
+        why=generation.why,
         large_tokens=usage.large_tokens,
         small_tokens=usage.small_tokens,
         discarded_tokens=usage.discarded_tokens,
         handoffs=usage.handoffs,
+        resumes=usage.resumes,
         handoff_ms_p50=generation.handoffs.median(),
         ignored=_ignored(generation),
         seconds=round(seconds, 4),
@@ -180,7 +163,7 @@ def _ignored(generation: Generation) -> list[str]:
     return sorted(
         {
             field
-            for role, side in generation.pair.sides.items()
-            for field in side.engine.ignored(generation.sampling[role].fields)
+            for side in generation.seats.sides()
+            for field in side.engine.ignored(generation.sampling[side.role].fields)
         }
     )

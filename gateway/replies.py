@@ -243,6 +243,7 @@ def usage_object(
         "discarded_tokens": usage.discarded_tokens,
         "segments": segments,
         "handoffs": usage.handoffs,
+        "resumes": usage.resumes,
         "large_utilization": round(usage.large_utilization, 4),
         "handoff_ms_p50": handoffs.median(),
     }

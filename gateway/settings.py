@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -81,6 +82,17 @@ class Backend(_Section):
         "is known to want it.",
     )
     api_key: SecretStr | None = Field(default=None, description="Bearer token for the engine.")
+    draining: Annotated[tuple[EngineUrl, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(),
+        description="Those of `urls` that finish what runs on them and are given nothing new.",
+    )
+
+    @model_validator(mode="after")
+    def _draining_are_known(self) -> Self:
+        if unknown := set(self.draining) - set(self.urls):
+            named = ", ".join(sorted(unknown))
+            raise ValueError(f"draining: {named} is none of `urls`; add it there")
+        return self
 
 
 class Timeouts(_Section):
@@ -90,8 +102,12 @@ class Timeouts(_Section):
     probe: float = Field(
         default=5.0, gt=0, description="For an engine to tell what it is and serves."
     )
-    idle: float = Field(
-        default=300.0, gt=0, description="Without a byte from an engine, prefill included."
+    first_token: float = Field(
+        default=300.0, gt=0, description="For the first token of a decode, prefill included."
+    )
+    idle: float = Field(default=300.0, gt=0, description="Without a byte from an engine.")
+    total: float = Field(
+        default=3600.0, gt=0, description="For a whole reply, from request to last byte."
     )
     keep_alive: float = Field(
         default=15.0, gt=0, description="Of silence in a stream, until a comment is sent."
@@ -105,6 +121,36 @@ class Limits(_Section):
     body_mib: float = Field(default=32.0, gt=0, description="Largest request body, MiB.")
     generations: int = Field(
         default=4096, ge=1, description="Concurrent generations; beyond it the answer is 429."
+    )
+
+
+class ResumeSettings(_Section):
+    """How a generation outlives an engine that breaks in the middle of it."""
+
+    attempts: int = Field(
+        default=10, ge=0, description="Most decodes of one generation that are gone on from."
+    )
+    seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="Without a new token, after which a generation is given up.",
+    )
+
+
+class HealthSettings(_Section):
+    """When a replica that fails is passed over for others."""
+
+    failures: int = Field(
+        default=3, ge=1, description="In a row, after which it is passed over (the breaker opens)."
+    )
+    cooldown: float = Field(
+        default=5.0,
+        gt=0,
+        description="Seconds until one request tries it again; doubled each time that fails, up "
+        "to 60.",
+    )
+    slow_start: float = Field(
+        default=10.0, ge=0, description="Seconds in which one that is back gets its full load."
     )
 
 
@@ -140,6 +186,8 @@ class Settings(BaseSettings):
     )
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
+    resume: ResumeSettings = ResumeSettings()
+    health: HealthSettings = HealthSettings()
     log: Log = Log()
     workers: int = Field(default=1, ge=1, description="Processes that share the port.")
 

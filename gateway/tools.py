@@ -14,10 +14,12 @@ from typing import Any
 
 from gateway.engines.base import opened_by
 from gateway.engines.chat import Chat, chat_body
+from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.pairs import Side
 from gateway.replies import Chunk, Reply
+from gateway.seats import Seat
 from relaygen.events import DecodeRequest, Delegated, Role
 from relaygen.usage import Usage
 
@@ -33,17 +35,41 @@ async def tool_chunks(
     generation: Generation, ask: Ask, thought: Delegated, reply: Reply, written: Written
 ) -> AsyncGenerator[Chunk]:
     """The engine's chunks, made part of the reply. Raises UpstreamError where they don't end."""
-    side = generation.tools
-    assert side is not None
-    role, segment = generation.writer
-    writer = (side.role, segment if side.role is role else segment + 1)
-    body = await _body(generation, ask, thought, side)
-    async with aclosing(_stream(generation, side, body)) as chunks:
-        async for chunk in chunks:
-            if usage := chunk.get("usage"):
-                written.usage = _with(thought.usage, role, side.role, usage)
-            if chunk.get("choices") and _says(chunk["choices"][0]):
-                yield reply.taken_over(generation.index, chunk, writer)
+    role = generation.tools
+    assert role is not None
+    told = False
+    while True:
+        try:
+            chunks = _chunks(generation, ask, thought, reply, written, role)
+            async with aclosing(chunks) as own:
+                async for chunk in own:
+                    told = True
+                    yield chunk
+            return
+        except UpstreamError as error:  # a call begun can't be gone on with
+            if told or not await generation.resuming.elsewhere(role, error):
+                raise
+
+
+async def _chunks(
+    generation: Generation,
+    ask: Ask,
+    thought: Delegated,
+    reply: Reply,
+    written: Written,
+    role: Role,
+) -> AsyncGenerator[Chunk]:
+    seat = generation.seats.seat(role)
+    last, segment = generation.writer
+    writer = (role, segment if role is last else segment + 1)
+    with seat.side.failing():
+        body = await _body(generation, ask, thought, seat)
+        async with aclosing(_stream(generation, seat.side, body)) as chunks:
+            async for chunk in chunks:
+                if usage := chunk.get("usage"):
+                    written.usage = _with(thought.usage, last, role, usage)
+                if chunk.get("choices") and _says(chunk["choices"][0]):
+                    yield reply.taken_over(generation.index, chunk, writer)
 
 
 def _says(choice: dict[str, Any]) -> bool:
@@ -54,12 +80,12 @@ def _says(choice: dict[str, Any]) -> bool:
     )
 
 
-async def _body(generation: Generation, ask: Ask, thought: Delegated, side: Side) -> dict[str, Any]:
-    policy, engine, left = generation.policy, side.engine, generation.session.left
-    prompt = generation.prompts.by_role[side.role]
+async def _body(generation: Generation, ask: Ask, thought: Delegated, seat: Seat) -> dict[str, Any]:
+    side, policy, left = seat.side, generation.policy, generation.session.left
+    engine = side.engine
     opened = ""
     if side.tokens is not None:
-        opened = opened_by(await side.tokens.tail(side.model, prompt), policy.thinking)
+        opened = opened_by(await side.tokens.tail(side.model, seat.prompt), policy.thinking)
     form = await engine.goes_on(side.model, policy.thinking, closed=True)
     chat = Chat(ask.template, policy.thinking, opened, form, form)
     return {
@@ -77,10 +103,9 @@ async def _stream(
     left, segment = generation.session.left, generation.session.segment
     request = DecodeRequest(side.role, segment, "", left.max_tokens, left.min_tokens, left.seed)
     chat = side.engine.chat(body, request, generation.sampling[side.role])
-    with side.failing():
-        async with aclosing(chat) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    async with aclosing(chat) as chunks:
+        async for chunk in chunks:
+            yield chunk
 
 
 def _with(before: Usage, last: Role, role: Role, told: dict[str, Any]) -> Usage:

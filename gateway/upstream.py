@@ -12,12 +12,15 @@ import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientSession, TraceConfig
 
-from gateway.errors import RequestError, UnreachableError, UpstreamError
+from gateway.errors import BusyError, RequestError, UnreachableError, UpstreamError
 from gateway.settings import Timeouts
 
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
 KEEPALIVE_S = 4.0
 _MAX_ERROR_BYTES = 64 * 1024
+_MAX_DIGITS = 5  # of a Retry-After: a day
+BUSY = (408, 425, 429)
+"""Statuses of 4xx that tell of the moment: another replica may do, or the same one later."""
 REFUSED_KEY = (401, 403)
 """Statuses by which an engine refuses the gateway's key."""
 
@@ -150,18 +153,18 @@ class _mapped:
                     f"The engine at {self._url} sent nothing for too long (timeouts.idle)",
                     status=504,
                     code="engine_timeout",
-                ) from error
+                ).of("timeout") from error
             case aiohttp.ClientPayloadError():
                 raise UpstreamError(
                     f"The engine at {self._url} cut the connection in the middle of its answer",
                     code="engine_disconnected",
-                ) from error
+                ).of("truncated") from error
             case aiohttp.ClientError() | ssl.SSLError() | ConnectionError():
                 raise UpstreamError(
                     f"The connection to the engine at {self._url} broke: "
                     f"{error or type(error).__name__}",
                     code="engine_disconnected",
-                ) from error
+                ).of("reset") from error
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
@@ -180,10 +183,22 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         content = await response.content.read(_MAX_ERROR_BYTES)
     error = error_of(content)
     message = error.pop("message", None) or f"HTTP status {response.status}"
+    if response.status in BUSY:
+        raise _busy(response, message, error)
     if response.status < 500 and response.status not in REFUSED_KEY:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
-    raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+    failed = UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+    raise failed.of("status")
+
+
+def _busy(response: ClientResponse, message: str, error: dict[str, Any]) -> BusyError:
+    told = response.headers.get("Retry-After", "")
+    headers = {"Retry-After": told} if told.isdecimal() and len(told) <= _MAX_DIGITS else {}
+    busy = BusyError(message, status=response.status, headers=headers, **error)
+    if headers:
+        busy.retry_after = float(told)
+    return busy
 
 
 def error_of(content: bytes) -> dict[str, Any]:

@@ -111,8 +111,6 @@ class Engine(Tokenization):
         super().__init__()
         self.upstream = upstream
         self.continuation = continuation
-        self.active = 0
-        """Generations that run on it now, as far as this process knows."""
         self._going_on: dict[tuple[str, Thinking, bool], Prefill | None] = {}
         self._parsers: dict[str, Parser] = {}
 

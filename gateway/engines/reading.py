@@ -54,19 +54,23 @@ async def events_of(
 ) -> AsyncGenerator[Event]:
     """The events of a stream, ending in DecodeFinished. Raises GatewayError where it breaks."""
     decoder = sse.EventDecoder()
-    async for chunk in chunks:
-        pieces, broken = _read(chunk, decoder, reader, url)
-        if pieces:
-            yield DecodeChunk(tuple(pieces), reader.estimated)
-        if broken is not None:
-            raise broken
-        if reader.done and reader.finish is not None:
-            break
+    try:
+        async for chunk in chunks:
+            pieces, broken = _read(chunk, decoder, reader, url)
+            if pieces:
+                yield DecodeChunk(tuple(pieces), reader.estimated)
+            if broken is not None:
+                raise broken
+            if reader.done and reader.finish is not None:
+                break
+    except UpstreamError:
+        if reader.finish is None:  # else the engine has said that it is complete
+            raise
     if reader.finish is None:
         raise UpstreamError(
             f"The stream from the engine at {url} ended without a finish_reason",
             code="engine_truncated",
-        )
+        ).of("truncated")
     if reader.finish in ("abort", "error"):
         raise UpstreamError(f"The engine at {url} aborted the generation")
     yield DecodeFinished(reader.finish, reader.tokens)

@@ -29,6 +29,8 @@ ANSWER = "\n\nIt is 12."
 POLICY = "pair"
 USER = [{"role": "user", "content": "How many?"}]
 WAIT_S = 5.0
+NO_RESUME = {"resume": {"attempts": 0}}
+"""Settings with which an engine that breaks is the end."""
 GONE_S = 1.0
 """How soon a client's leaving must have reached the engines."""
 

@@ -25,6 +25,7 @@ from tests.gateway.fakes import (
 )
 from tests.gateway.fakes.engines import COMPLETIONS
 from tests.gateway.support import (
+    NO_RESUME,
     POLICY,
     USER,
     WAIT_S,
@@ -344,7 +345,9 @@ async def test_a_stream_that_breaks_later_ends_in_an_error_event(
     stage: Stage, dialect: type[FakeEngine], act: Any
 ) -> None:
     served = await stage.pair(
-        dialect(writes("<think>", "Six", " plus", act), model="big"), dialect(model="tiny")
+        dialect(writes("<think>", "Six", " plus", act), model="big"),
+        dialect(model="tiny"),
+        NO_RESUME,
     )
     status, wire = await send(served, {"model": POLICY, "messages": USER, "stream": True})
     assert status == 200
@@ -376,7 +379,8 @@ async def test_a_reply_in_one_piece_that_breaks_is_a_502(stage: Stage, act: Any)
 async def test_the_second_engine_breaking_ends_in_an_error_event(stage: Stage, act: Any) -> None:
     vocabulary = Tokenizer()
     large = FakeVllm(story("<think>", "Now", " it"), model="big", tokenizer=vocabulary)
-    served = await stage.pair(large, FakeVllm(writes(act), model="tiny", tokenizer=vocabulary))
+    small = FakeVllm(writes(act), model="tiny", tokenizer=vocabulary)
+    served = await stage.pair(large, small, NO_RESUME)
     status, wire = await send(served, {"model": POLICY, "messages": USER, "stream": True})
     *chunks, last = events(wire)
     assert status == 200
@@ -397,7 +401,7 @@ async def test_the_second_engine_refusing_ends_in_an_error_event(stage: Stage) -
 async def test_tokens_right_before_an_error_are_not_lost(stage: Stage) -> None:
     large = FakeVllm(writes("<think>", "Six", " plus", Error("queue full")), model="big")
     large.in_one_write = True
-    served = await stage.pair(large, FakeVllm(model="tiny"))
+    served = await stage.pair(large, FakeVllm(model="tiny"), NO_RESUME)
     _, wire = await send(served, {"model": POLICY, "messages": USER, "stream": True})
     *chunks, last = events(wire)
     texts = [c["choices"][0]["delta"].get("reasoning_content") or "" for c in chunks]

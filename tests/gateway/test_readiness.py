@@ -60,7 +60,8 @@ async def test_not_ready_until_both_engines_are_up(stage: Stage) -> None:
     await stage.engine(large)
     await stage.engine(small)
     await small.stop()
-    served = await stage.gateway({"backends": backends_of(large, small)}, policy_of(large, small))
+    policy = policy_of(large, small, on_failure={"small": "fail"})
+    served = await stage.gateway({"backends": backends_of(large, small)}, policy)
     status, body = await get(served, "/readyz")
     assert status == 503
     assert not body["ready"]
@@ -68,6 +69,19 @@ async def test_not_ready_until_both_engines_are_up(stage: Stage) -> None:
     await small.start()
     body = await until_ready(served, 200)
     assert body["backends"]["small"][0]["engine"] == "vllm"
+    assert body["backends"]["small"][0]["state"] == "up"
+
+
+async def test_ready_while_the_large_model_can_write_alone(stage: Stage) -> None:
+    large, small = FakeVllm(model="big"), FakeVllm(model="tiny")
+    served = await stage.pair(large, small)
+    await small.stop()
+    async with asyncio.timeout(WAIT_S):
+        while "notes" not in (await get(served, "/readyz"))[1]["policies"][POLICY]:
+            pass
+    body = await until_ready(served, 200)
+    (note,) = body["policies"][POLICY]["notes"]
+    assert note.startswith("the large model writes alone: The engine at")
 
 
 async def test_an_engine_that_goes_down_is_noticed_without_a_request(

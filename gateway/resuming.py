@@ -1,0 +1,141 @@
+"""A generation whose engine broke goes on elsewhere: where, how often and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from gateway.errors import GatewayError, UpstreamError
+from gateway.seats import Seats
+from gateway.settings import ResumeSettings
+from relaygen.events import Output, Role
+from relaygen.session import RelaySession
+
+log = structlog.get_logger()
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+
+To = Literal["replica", "same", "role"]
+
+
+@dataclass(slots=True)
+class Resuming:
+    """One generation's. `allowed` is False where the client wants none of it."""
+
+    policy: str
+    session: RelaySession
+    seats: Seats
+    settings: ResumeSettings
+    allowed: bool = True
+    _failed: set[str] = field(default_factory=set)
+    """Engines that failed since the last new token."""
+    _kept: int = 0
+    _since: float = 0.0
+    _count: int = 0
+
+    async def after(self, error: GatewayError, *, started: bool) -> list[Output]:
+        """The open decode broke: has the session go on. Raises the error where nothing is left.
+
+        Before anything was told to the client, each engine is asked once; after it they are asked
+        again until the time is over.
+        """
+        if not isinstance(error, UpstreamError) or error.engine is None or not self.allowed:
+            raise error
+        self._note(error)
+        waits = 0
+        while (found := await self._elsewhere()) is None:
+            left = self._since + self.settings.seconds - time.monotonic()
+            if not started or left <= 0:
+                raise error
+            await asyncio.sleep(min(_wait(waits), left))
+            waits += 1
+            self._failed.clear()
+        return self._go_on(error, *found)
+
+    def can_leave(self, role: Role) -> bool:
+        """Whether there is another engine to go to than the one that `role` sits on."""
+        here = self.seats.seat(role).side.engine.url
+        if not self.allowed or self._count >= self.settings.attempts:
+            return False
+        return self.seats.others(role, {here}) or self._stand_in() is not None
+
+    async def elsewhere(self, role: Role, error: UpstreamError) -> bool:
+        """Takes another engine for what `role` was about to write; whether there is one."""
+        if not self.allowed or error.engine is None:
+            return False
+        self._failed.add(error.engine)
+        try:
+            await self.seats.move(role, self._failed)
+        except UpstreamError:
+            return False
+        log.warning("trying another replica", error=error.message)
+        return True
+
+    def _note(self, error: UpstreamError) -> None:
+        assert error.engine is not None
+        kept = self.session.usage.completion_tokens
+        if kept > self._kept or not self._count:
+            self._failed.clear()
+            self._kept, self._since = kept, time.monotonic()
+        self._failed.add(error.engine)
+        self._count += 1
+        if self._count > self.settings.attempts:
+            message = f"gave up after {self.settings.attempts} resumes (resume.attempts)"
+            log.warning(message, policy=self.policy, error=error.message)
+            raise error
+
+    async def _elsewhere(self) -> tuple[Role, To, bool] | None:
+        role, seats = self.session.role, self.seats
+        before = self._failed or {""}
+        if seats.others(role, before):
+            try:
+                here = seats.seat(role).side.engine.url if seats.stays(role, ()) else None
+                ids = await seats.move(role, before)
+                same = seats.seat(role).side.engine.url == here
+                return role, "same" if same else "replica", ids
+            except UpstreamError as error:
+                if error.engine is not None:
+                    self._failed.add(error.engine)
+        other = self._stand_in()
+        if other is None:
+            return None
+        if seats.stays(other, self._failed):
+            return other, "role", True
+        try:
+            return other, "role", await seats.move(other, self._failed)
+        except UpstreamError:
+            return None
+
+    def _stand_in(self) -> Role | None:
+        other = self.session.stand_in
+        if other is None:
+            return None
+        there = self.seats.stays(other, self._failed) or self.seats.others(other, self._failed)
+        return other if there else None
+
+    def _go_on(self, error: UpstreamError, role: Role, to: To, ids: bool) -> list[Output]:
+        session = self.session
+        writer = session.role
+        log.warning(
+            "resumed",
+            policy=self.policy,
+            role=writer,
+            to=to,
+            cause=error.cause,
+            error=error.message,
+            engine=self.seats.seat(role).side.engine.url,
+            kept_tokens=session.usage.completion_tokens,
+            resumes=self._count,
+        )
+        return session.resume(role, ids=ids)
+
+
+def _wait(times: int) -> float:
+    """Longer each time; apart, so that not all come back at once."""
+    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**times)
+    return float(longest * random.uniform(0.5, 1.0))
