@@ -9,7 +9,9 @@ import structlog
 from aiohttp import web
 
 from gateway import backends, handlers
-from gateway.context import GATEWAY, ApiKeys, Gateway, Slots
+from gateway.admission import Admission
+from gateway.context import GATEWAY, Gateway
+from gateway.keys import KeyStore
 from gateway.middleware import frame, on_prepare
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
@@ -49,8 +51,8 @@ def build_app(settings: Settings) -> web.Application:
                 settings,
                 policies,
                 replica_sets,
-                ApiKeys(settings.api_keys),
-                Slots(settings.limits.generations),
+                KeyStore(settings.api_keys),
+                Admission(settings.limits),
             )
             watchers = [policies.watch(), app[GATEWAY].watch()]
             watchers += [r.watch() for s in replica_sets.values() for r in s.replicas]

@@ -50,12 +50,15 @@ class GatewayError(Exception):
         }
 
     def response(self, body: dict[str, Any]) -> web.Response:
-        return web.Response(
+        response = web.Response(
             body=dumps(body),
             status=self.status,
             content_type="application/json",
             headers=self.headers,
         )
+        if self.headers.get("Connection") == "close":  # saying so alone closes nothing
+            response.force_close()
+        return response
 
 
 class RequestError(GatewayError):

@@ -41,6 +41,24 @@ _HOP_BY_HOP = frozenset(
         "x-request-id",
     }
 )
+# An engine's own affairs with us, or words to a browser about our whole address.
+_NOT_FOR_CLIENTS = frozenset(
+    {
+        "alt-svc",
+        "api-key",
+        "authentication-info",
+        "authorization",
+        "clear-site-data",
+        "cookie",
+        "location",  # would lead the client, with its key, to the engine itself
+        "proxy-authentication-info",
+        "set-cookie",
+        "set-cookie2",
+        "strict-transport-security",
+        "www-authenticate",
+        "x-api-key",
+    }
+)
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
 _FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,512})\r\n')
@@ -143,7 +161,7 @@ def model_in(content: bytes, content_type: str) -> str | None:
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in answer.headers.get("Connection", "").split(",")}
-    dropped = _HOP_BY_HOP | named
+    dropped = _HOP_BY_HOP | _NOT_FOR_CLIENTS | named
     kept = CIMultiDict(
         (name, value)
         for name, value in answer.headers.items()

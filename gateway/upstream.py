@@ -10,10 +10,13 @@ from typing import Any
 
 import aiohttp
 import orjson
+import structlog
 from aiohttp import ClientResponse, ClientSession, TraceConfig
 
 from gateway.errors import RequestError, UnreachableError, UpstreamError
 from gateway.settings import Timeouts
+
+log = structlog.get_logger()
 
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
 KEEPALIVE_S = 4.0
@@ -178,16 +181,32 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         return
     with _mapped(url):
         content = await response.content.read(_MAX_ERROR_BYTES)
-    error = error_of(content)
+    error = error_of(content, _key_sent(response))
     message = error.pop("message", None) or f"HTTP status {response.status}"
-    if response.status < 500 and response.status not in REFUSED_KEY:
+    if response.status in REFUSED_KEY:
+        log.error("an engine refused the key", engine=url, status=response.status, told=message)
+        raise UpstreamError(
+            f"The engine at {url} refused the gateway's key (HTTP status {response.status}); "
+            "whoever runs the gateway finds more in its log",
+            code="engine_refused_key",
+        )
+    if response.status < 500:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
 
 
-def error_of(content: bytes) -> dict[str, Any]:
-    """message, type, param and code of an engine's error, from whichever shape it has."""
+def _key_sent(response: ClientResponse) -> str:
+    return response.request_info.headers.get("Authorization", "").removeprefix("Bearer ")
+
+
+def error_of(content: bytes, key: str = "") -> dict[str, Any]:
+    """message, type, param and code of an engine's error, from whichever shape it has.
+
+    A key that the engine tells back is masked.
+    """
+    if key:
+        content = content.replace(key.encode(), b"***")
     try:
         data = orjson.loads(content)
     except orjson.JSONDecodeError:
