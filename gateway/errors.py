@@ -19,6 +19,8 @@ class GatewayError(Exception):
 
     status = 500
     type = "server_error"
+    inside: str | None = None
+    """What the log tells beside the message, and no client."""
 
     def __init__(
         self,
@@ -37,6 +39,12 @@ class GatewayError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+
+    def mask(self, secret: str) -> None:
+        """Takes a secret out of all that is told."""
+        self.message = self.message.replace(secret, "***")
+        self.args = (self.message,)
+        self.inside = self.inside and self.inside.replace(secret, "***")
 
     def body(self) -> dict[str, Any]:
         return {

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
+from pydantic import ValidationError
 
 from gateway.errors import RequestError
-from gateway.settings import ApiKey
+from gateway.settings import ApiKey, SettingsError
 
 log = structlog.get_logger()
 
@@ -76,6 +77,16 @@ def _key(entry: ApiKey) -> Key:
     return Key(entry.name or "", policies, entry.generations)
 
 
-def fresh_key() -> str:
-    """A key that nobody can guess: 256 random bits."""
-    return f"rg-{secrets.token_urlsafe(32)}"
+def fresh_entry(name: str | None) -> tuple[str, dict[str, str]]:
+    """A key that nobody can guess, of 256 random bits, and the entry of `api_keys` for it.
+
+    Raises SettingsError for a name that can't be one.
+    """
+    key = f"rg-{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    entry = {"sha256": digest} if name is None else {"name": name, "sha256": digest}
+    try:
+        ApiKey.model_validate(entry)
+    except ValidationError as error:
+        raise SettingsError(f"key: NAME: {error.errors()[0]['msg']}, got {name!r}") from None
+    return key, entry

@@ -73,7 +73,8 @@ def _authorization(request: web.Request) -> str:
 
 
 def _answer(request: web.Request, error: GatewayError) -> web.Response:
-    log.warning("request failed", status=error.status, error=error.message, code=error.code)
+    more = {"inside": error.inside} if error.inside else {}
+    log.warning("request failed", status=error.status, error=error.message, code=error.code, **more)
     return _told(request, error)
 
 

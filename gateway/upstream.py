@@ -10,13 +10,10 @@ from typing import Any
 
 import aiohttp
 import orjson
-import structlog
 from aiohttp import ClientResponse, ClientSession, TraceConfig
 
-from gateway.errors import RequestError, UnreachableError, UpstreamError
+from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
 from gateway.settings import Timeouts
-
-log = structlog.get_logger()
 
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
 KEEPALIVE_S = 4.0
@@ -56,6 +53,7 @@ class Upstream:
         self.url = url
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
+        self._key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def get(self, path: str) -> Any:
@@ -92,10 +90,17 @@ class Upstream:
         data: bytes | None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ClientResponse]:
-        """An open response, whatever its status. Leaving early closes the connection."""
+        """An open response, whatever its status. Leaving early closes the connection.
+
+        Our key is masked in every error of the block: an engine may tell it back.
+        """
         response = await self._send(method, path, data, headers or {})
         try:
             yield response
+        except GatewayError as error:
+            if self._key:
+                error.mask(self._key)
+            raise
         finally:
             if response.content.at_eof():
                 response.release()
@@ -181,32 +186,24 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         return
     with _mapped(url):
         content = await response.content.read(_MAX_ERROR_BYTES)
-    error = error_of(content, _key_sent(response))
+    error = error_of(content)
     message = error.pop("message", None) or f"HTTP status {response.status}"
     if response.status in REFUSED_KEY:
-        log.error("an engine refused the key", engine=url, status=response.status, told=message)
-        raise UpstreamError(
+        refused = UpstreamError(
             f"The engine at {url} refused the gateway's key (HTTP status {response.status}); "
-            "whoever runs the gateway finds more in its log",
+            "whoever runs the gateway: see backends.NAME.api_key",
             code="engine_refused_key",
         )
+        refused.inside = message
+        raise refused
     if response.status < 500:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
 
 
-def _key_sent(response: ClientResponse) -> str:
-    return response.request_info.headers.get("Authorization", "").removeprefix("Bearer ")
-
-
-def error_of(content: bytes, key: str = "") -> dict[str, Any]:
-    """message, type, param and code of an engine's error, from whichever shape it has.
-
-    A key that the engine tells back is masked.
-    """
-    if key:
-        content = content.replace(key.encode(), b"***")
+def error_of(content: bytes) -> dict[str, Any]:
+    """message, type, param and code of an engine's error, from whichever shape it has."""
     try:
         data = orjson.loads(content)
     except orjson.JSONDecodeError:
