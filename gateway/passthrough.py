@@ -74,6 +74,9 @@ async def pass_through(
     async with upstream.request(request.method, path, data, headers) as answer:
         if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
             await raise_for_error(answer, upstream.url)
+        if answer.status >= 400:
+            told = await upstream.refusal(answer)
+            return web.Response(body=told, status=answer.status, headers=_kept_headers(answer))
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
             response.content_length = answer.content_length

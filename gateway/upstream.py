@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +129,17 @@ class Upstream:
                     # out of the pool now; the others may be as dead, a fresh one is not.
                     if not context["reused"]:
                         raise
+
+    async def refusal(self, response: ClientResponse) -> bytes:
+        """The body of an engine's error, our key masked in it; 64 KiB of it at most."""
+        content = bytearray()
+        async with aclosing(self.stream(response)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) >= _MAX_ERROR_BYTES:
+                    break
+        told = bytes(content[:_MAX_ERROR_BYTES])
+        return told.replace(self._key.encode(), b"***") if self._key else told
 
     async def stream(self, response: ClientResponse) -> AsyncGenerator[bytes]:
         """The body as the network brings it."""

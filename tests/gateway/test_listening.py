@@ -157,7 +157,7 @@ async def test_a_body_that_drips_is_a_408(stage: Stage) -> None:
 
 
 async def test_a_large_body_may_take_its_time_as_long_as_it_comes(stage: Stage) -> None:
-    served, _ = await pair(stage, {"timeouts": {"client": 1.0}})
+    served, _ = await pair(stage, {"timeouts": {"client": 2.0}})
     body = json.dumps({"model": "nobody", "padding": "x" * 8 * 20_000}).encode()
     async with wire(served) as client:
         client.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
@@ -211,12 +211,12 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_engine_left(
 
 
 async def test_a_slow_client_that_takes_some_is_not_cut_off(stage: Stage) -> None:
-    served, large = await pair(stage, {"timeouts": {"client": 0.5}}, *FLOOD, Gate())
+    served, large = await pair(stage, {"timeouts": {"client": 1.0}}, *FLOOD, Gate())
     async with wire(served, receive=64 * 1024) as client:
         client.send(asked(stream=True))
-        for _ in range(20):  # 20 x 0.1 s: four times what it could take nothing in
+        for _ in range(12):  # 12 x 0.2 s: longer than it could take nothing
             await within(WAIT_S, client.reader.readexactly(64 * 1024))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
         assert not large.decodes[0].left.is_set()
     await within(GONE_S, large.decodes[0].left.wait())
 
