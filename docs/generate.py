@@ -62,11 +62,20 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         named = get_origin(inner) is dict and _is_model(get_args(inner)[1])
         if named:
             key, inner = f"{key}.NAME", get_args(inner)[1]
+        elif get_origin(inner) is tuple and (entry := _bare(get_args(inner)[0])) is not None:
+            yield key, "list", _default(field), field.description or ""
+            key, inner = f"{key}[]", entry
         if _is_model(inner):
             assert isinstance(inner, type)
             yield from _rows(inner, f"{key}.")
         else:
             yield key, _type(field.annotation), _default(field), field.description or ""
+
+
+def _bare(annotation: Any) -> type[BaseModel] | None:
+    """The model of a list's entries, without what validates them."""
+    model = getattr(annotation, "__origin__", annotation)
+    return model if _is_model(model) else None
 
 
 def _is_model(annotation: Any) -> bool:

@@ -9,8 +9,10 @@ import structlog
 from aiohttp import web
 
 from gateway import backends, handlers
-from gateway.context import GATEWAY, ApiKeys, Gateway, Slots
+from gateway.admission import Admission
+from gateway.context import GATEWAY, Gateway
 from gateway.generation import Relaying
+from gateway.keys import KeyStore
 from gateway.middleware import frame, on_prepare
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
@@ -50,8 +52,8 @@ def build_app(settings: Settings) -> web.Application:
                 settings,
                 policies,
                 replica_sets,
-                ApiKeys(settings.api_keys),
-                Slots(settings.limits.generations),
+                KeyStore(settings.api_keys),
+                Admission(settings.limits),
                 Relaying(replica_sets, settings.resume, settings.timeouts.first_token),
             )
             watchers = [policies.watch(), app[GATEWAY].watch()]

@@ -58,6 +58,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
     actions.add_parser("schema", help="print the policy's JSON Schema")
+    key = commands.add_parser("key", help="make a client's API key, and its entry for gateway.yaml")
+    key.add_argument("name", nargs="?", metavar="NAME", help="what logs call it")
     _replay_arguments(
         commands.add_parser("replay", help="show which model would have written what of a text")
     )
@@ -66,6 +68,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
         "demo": _demo,
         "calibrate": _calibrate,
         "policy": _policy,
+        "key": _key,
         "replay": _replay,
     }
 
@@ -155,6 +158,21 @@ def _calibrate(options: argparse.Namespace) -> int:
     from gateway.calibrate.command import run  # its libraries take a while to load
 
     return run(options)
+
+
+# ---- key ----------------------------------------------------------------------------------------
+
+
+def _key(options: argparse.Namespace) -> int:
+    import yaml
+
+    from gateway.keys import fresh_entry
+
+    key, entry = fresh_entry(options.name)
+    print(f"# For the client. It is told here only:\n{key}\n")
+    print("# For gateway.yaml, which needs its SHA-256 only:")
+    print(yaml.safe_dump({"api_keys": [entry]}, sort_keys=False).rstrip())
+    return 0
 
 
 # ---- policy -------------------------------------------------------------------------------------

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 from aiohttp import web
-from pydantic import SecretStr
 
-from gateway.backends import ReplicaSet
-from gateway.errors import RequestError, UpstreamError
+from gateway.admission import Admission
+from gateway.backends import Replica, ReplicaSet
+from gateway.errors import RequestError, UpstreamError, model_not_found
 from gateway.generation import Relaying
+from gateway.keys import Key, KeyStore
 from gateway.pairs import status
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
@@ -25,81 +24,13 @@ log = structlog.get_logger()
 _LOOK_S = 2.0
 
 
-class Slots:
-    """Counts the generations that run; refuses one too many and tells when none is left."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.taken = 0
-        self.closed = False
-
-    @contextmanager
-    def take(self, count: int = 1) -> Iterator[None]:
-        if self.closed:
-            raise UpstreamError(
-                "This gateway is shutting down; try again",
-                status=503,
-                type="server_error",
-                code="shutting_down",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
-        if self.taken + count > self._limit:
-            raise RequestError(
-                f"{self.taken} generations are running, and limits.generations allows "
-                f"{self._limit}; try again later",
-                status=429,
-                type="rate_limit_error",
-                code="too_many_generations",
-                headers={"Retry-After": "1"},
-            )
-        self.taken += count
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.taken -= count
-            if not self.taken:
-                self._idle.set()
-
-    async def drain(self, seconds: float) -> int:
-        """Takes no more, waits until none runs, `seconds` at most; returns how many still do."""
-        self.closed = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        return self.taken
-
-
-class ApiKeys:
-    """Bearer tokens of the clients; none means that everybody may call."""
-
-    def __init__(self, keys: Iterable[SecretStr]) -> None:
-        self._keys = [key.get_secret_value().encode() for key in keys]
-
-    def check(self, authorization: str) -> None:
-        """Raises RequestError (401) for a token that is none of ours, in constant time."""
-        if not self._keys:
-            return
-        scheme, _, token = authorization.partition(" ")
-        known = 0
-        for key in self._keys:  # all of them, whichever fits
-            known |= hmac.compare_digest(token.encode(errors="surrogateescape"), key)
-        if not known or scheme.lower() != "bearer":
-            raise RequestError(
-                "Missing or wrong API key; send `Authorization: Bearer KEY`",
-                status=401,
-                code="invalid_api_key",
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Gateway:
     settings: Settings
     policies: PolicyStore
     backends: Mapping[str, ReplicaSet]
-    keys: ApiKeys
-    slots: Slots
+    keys: KeyStore
+    admission: Admission
     relaying: Relaying
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -135,10 +66,19 @@ class Gateway:
             told = states
             await asyncio.sleep(_LOOK_S)
 
-    def served_names(self) -> list[str]:
-        """Policies first, then the models that are up."""
+    def serving(self, model: str) -> list[Replica]:
+        """The replicas that serve a model, the best to ask first."""
+        found = (backend.serving(model) for backend in self.backends.values())
+        return next((replicas for replicas in found if replicas), [])
+
+    def served_names(self, key: Key) -> list[str]:
+        """Policies first, then the models that are up: those that the key may use."""
         models = [name for backend in self.backends.values() for name in backend.models()]
-        return list(dict.fromkeys([*self.policies.by_name, *models]))
+        return key.seen(dict.fromkeys([*self.policies.by_name, *models]))
+
+    def not_found(self, model: str, key: Key) -> RequestError:
+        """The same for a model that is not there and for one that the key may not use."""
+        return model_not_found(model, self.served_names(key))
 
 
 GATEWAY = web.AppKey("gateway", Gateway)

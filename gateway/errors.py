@@ -20,6 +20,8 @@ class GatewayError(Exception):
 
     status = 500
     type = "server_error"
+    inside: str | None = None
+    """What the log tells beside the message, and no client."""
 
     def __init__(
         self,
@@ -39,6 +41,12 @@ class GatewayError(Exception):
         self.code = code
         self.headers = headers or {}
 
+    def mask(self, secret: str) -> None:
+        """Takes a secret out of all that is told."""
+        self.message = self.message.replace(secret, "***")
+        self.args = (self.message,)
+        self.inside = self.inside and self.inside.replace(secret, "***")
+
     def body(self) -> dict[str, Any]:
         return {
             "error": {
@@ -51,12 +59,15 @@ class GatewayError(Exception):
         }
 
     def response(self, body: dict[str, Any]) -> web.Response:
-        return web.Response(
+        response = web.Response(
             body=dumps(body),
             status=self.status,
             content_type="application/json",
             headers=self.headers,
         )
+        if self.headers.get("Connection") == "close":  # saying so alone closes nothing
+            response.force_close()
+        return response
 
 
 class RequestError(GatewayError):

@@ -13,11 +13,14 @@ from gateway import openai_api
 from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.backends import Replica
+from gateway.bodies import read_body
 from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
-from gateway.errors import RequestError, UpstreamError, model_not_found
+from gateway.errors import RequestError, UpstreamError
 from gateway.generation import ServedWholeError, prompt_tokens
+from gateway.keys import KEY
+from gateway.naming import model_named
 from gateway.openai_api import Ask
-from gateway.passthrough import for_model, model_in, pass_through, renamed, translated
+from gateway.passthrough import for_model, pass_through, renamed, translated
 from gateway.relayed import relayed
 from gateway.upstream import encoded
 from gateway.wire import MessagesWire, OpenAIWire, ResponsesWire, Wire
@@ -86,9 +89,11 @@ async def _complete(
     gateway = request.app[GATEWAY]
     policy = gateway.policies.by_name.get(name)
     if policy is None:
+        del body  # one that waits for its turn holds its body once
         return await _by_model(request, name, path, content)
+    del content
     asked = asked_by(body, name)
-    with gateway.slots.take(asked.ask.choices):
+    async with gateway.admission.take(asked.ask.choices, request[KEY]):
         reason = asked.ask.whole
         if reason is None:
             request[MODE] = "relay"
@@ -115,6 +120,33 @@ async def _served_whole(request: web.Request, policy: Policy, asked: _Asked) -> 
     return await _by_any(request, replicas, send)
 
 
+_NOT_FOR_CLIENTS = frozenset(
+    {
+        # vLLM loads whatever a path or a hub's name leads to.
+        "load_lora_adapter",
+        "unload_lora_adapter",
+        # llama.cpp's way to steer another client's running completion.
+        "control",
+        # Not below /v1 in any engine, but a server or a proxy before it may map them there.
+        "abort_requests",
+        "collective_rpc",
+        "flush_cache",
+        "lora-adapters",
+        "props",
+        "reset_prefix_cache",
+        "server_info",
+        "sleep",
+        "slots",
+        "start_profile",
+        "stop_profile",
+        "update_weights",
+        "update_weights_from_disk",
+        "wake_up",
+    }
+)
+"""Parts of paths by which operators, not clients, rule an engine."""
+
+
 # ---- what an engine serves itself ---------------------------------------------------------------
 
 
@@ -122,10 +154,11 @@ async def anything(request: web.Request) -> web.StreamResponse:
     """Whatever else engines serve, for the model that the body names."""
     if request.path in _POSTED:
         raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-    if {".", ".."} & set(request.path.split("/")):  # would lead out of /v1 when sent on
+    parts = set(request.path.split("/"))
+    if {".", ".."} & parts or _NOT_FOR_CLIENTS & parts:  # dots would lead out of /v1 when sent on
         raise web.HTTPNotFound
     content = await _body(request)
-    name = model_in(content, request.content_type) or request.query.get("model")
+    name = model_named(request, content, strict=request[KEY].policies is not None)
     if name is None:
         raise RequestError(
             f"{request.method} {request.path}: the body names no `model`, so no engine can be "
@@ -133,6 +166,7 @@ async def anything(request: web.Request) -> web.StreamResponse:
             status=404 if request.method == "GET" else 400,
             param="model",
         )
+    name = _allowed(request, name)
     return await _by_model(request, name, request.rel_url.raw_path, content)
 
 
@@ -156,6 +190,8 @@ async def _by_model(
     gateway = request.app[GATEWAY]
     policy = gateway.policies.by_name.get(name)
     asked = policy.large.model if policy else name
+    if policy is None and not gateway.serving(name):
+        raise gateway.not_found(name, request[KEY])
 
     async def send(replica: Replica) -> web.StreamResponse:
         model = replica.wire_model(asked)
@@ -163,14 +199,12 @@ async def _by_model(
         data = content if same else renamed(content, request.content_type, model)
         return await pass_through(request, replica.upstream, path, data)
 
-    with gateway.slots.take(1):
+    async with gateway.admission.take(1, request[KEY]):
         if policy:
             replicas = gateway.backend(policy.large.backend, policy.name).ranked()
-            return await _by_any(request, replicas, send)
-        for backend in gateway.backends.values():
-            if replicas := backend.serving(name):
-                return await _by_any(request, replicas, send)
-    raise model_not_found(name, gateway.served_names())
+        elif not (replicas := gateway.serving(name)):  # gone while it waited
+            raise gateway.not_found(name, request[KEY])
+        return await _by_any(request, replicas, send)
 
 
 async def _by_any(
@@ -196,14 +230,18 @@ async def _named(request: web.Request) -> tuple[dict[str, Any], str, bytes]:
     """The body as an object, the model that it names, and its bytes."""
     content = await _body(request)
     body = openai_api.parse_object(content)
-    return body, openai_api.model_of(body), content
+    return body, _allowed(request, openai_api.model_of(body)), content
+
+
+def _allowed(request: web.Request, name: str) -> str:
+    """The name, if the client's key may use it. All names that clients give go through here."""
+    if not request[KEY].may_use(name):
+        raise request.app[GATEWAY].not_found(name, request[KEY])
+    return name
 
 
 async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.RequestPayloadError as error:
-        raise RequestError(f"The body can't be read: {error}") from None
+    return await read_body(request, request.app[GATEWAY].settings.timeouts.client)
 
 
 # ---- what is served, and how it is --------------------------------------------------------------
@@ -211,14 +249,14 @@ async def _body(request: web.Request) -> bytes:
 
 async def models(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    data = [_model(gateway, name) for name in gateway.served_names()]
+    data = [_model(gateway, name) for name in gateway.served_names(request[KEY])]
     return web.json_response({"object": "list", "data": data})
 
 
 async def model(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
-    if name not in gateway.served_names():
-        raise model_not_found(name, gateway.served_names())
+    if name not in gateway.served_names(request[KEY]):
+        raise gateway.not_found(name, request[KEY])
     return web.json_response(_model(gateway, name))
 
 
@@ -239,7 +277,7 @@ async def readyz(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     states = await gateway.states()
     ready = bool(states) and all(state["ready"] for state in states.values())
-    ready = ready and not gateway.slots.closed
+    ready = ready and not gateway.admission.closed
     body = {
         "ready": ready,
         "policies": states,

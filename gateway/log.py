@@ -6,9 +6,41 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from gateway.settings import Log
+
+
+def harmless(logger: object, method: str, event: EventDict) -> EventDict:
+    """Escapes what would rule the terminal or begin a line of its own, in every text and name.
+
+    A traceback keeps its lines, each indented, so that none of them looks like a line of the log.
+    """
+    trace = event.pop("exception", None)
+    escaped = {_escaped(str(name)): _within(value) for name, value in event.items()}
+    if trace is not None:
+        lines = (_escaped(line) for line in str(trace).split("\n"))
+        escaped["exception"] = "\n".join(f"    {line}" for line in lines)
+    return escaped
+
+
+def _within(value: object) -> object:
+    match value:
+        case str():
+            return _escaped(value)
+        case dict():
+            return {_within(name): _within(inner) for name, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_within(inner) for inner in value]
+        case None | bool() | int() | float():
+            return value
+    return _escaped(repr(value))
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def configure(settings: Log) -> None:
@@ -22,6 +54,7 @@ def configure(settings: Log) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        *([harmless] if console else []),  # JSON escapes by itself
         renderer,
     ]
     structlog.configure(

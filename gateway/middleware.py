@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 from gateway.apis import messages as messages_api
 from gateway.context import ANSWERED, GATEWAY, MODE, REQUEST_ID
 from gateway.errors import GatewayError, RequestError
+from gateway.keys import ANYBODY, KEY
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
     structlog.contextvars.bind_contextvars(request_id=request[REQUEST_ID])
     try:
         if request.path not in _OPEN_PATHS:
-            request.app[GATEWAY].keys.check(_authorization(request))
+            _identify(request)
         return await handler(request)
     except GatewayError as error:
         return _answer(request, error)
@@ -56,6 +57,13 @@ async def on_prepare(request: web.Request, response: web.StreamResponse) -> None
         response.headers["x-request-id"] = request[REQUEST_ID]
 
 
+def _identify(request: web.Request) -> None:
+    """Finds whose key it is, and tells it in every line of the log. RequestError (401): none."""
+    request[KEY] = key = request.app[GATEWAY].keys.find(_authorization(request))
+    if key is not ANYBODY:
+        structlog.contextvars.bind_contextvars(key=key.name)
+
+
 def _authorization(request: web.Request) -> str:
     """The client's key, as OpenAI's clients send it or as Anthropic's do."""
     given = request.headers.get("Authorization")
@@ -65,7 +73,8 @@ def _authorization(request: web.Request) -> str:
 
 
 def _answer(request: web.Request, error: GatewayError) -> web.Response:
-    log.warning("request failed", status=error.status, error=error.message, code=error.code)
+    more = {"inside": error.inside} if error.inside else {}
+    log.warning("request failed", status=error.status, error=error.message, code=error.code, **more)
     return _told(request, error)
 
 

@@ -41,6 +41,24 @@ _HOP_BY_HOP = frozenset(
         "x-request-id",
     }
 )
+# An engine's own affairs with us, or words to a browser about our whole address.
+_NOT_FOR_CLIENTS = frozenset(
+    {
+        "alt-svc",
+        "api-key",
+        "authentication-info",
+        "authorization",
+        "clear-site-data",
+        "cookie",
+        "location",  # would lead the client, with its key, to the engine itself
+        "proxy-authentication-info",
+        "set-cookie",
+        "set-cookie2",
+        "strict-transport-security",
+        "www-authenticate",
+        "x-api-key",
+    }
+)
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
 _FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,512})\r\n')
@@ -56,6 +74,9 @@ async def pass_through(
     async with upstream.request(request.method, path, data, headers) as answer:
         if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
             await raise_for_error(answer, upstream.url)
+        if answer.status >= 400:
+            told = await upstream.refusal(answer)
+            return web.Response(body=told, status=answer.status, headers=_kept_headers(answer))
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
             response.content_length = answer.content_length
@@ -143,7 +164,7 @@ def model_in(content: bytes, content_type: str) -> str | None:
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in answer.headers.get("Connection", "").split(",")}
-    dropped = _HOP_BY_HOP | named
+    dropped = _HOP_BY_HOP | _NOT_FOR_CLIENTS | named
     kept = CIMultiDict(
         (name, value)
         for name, value in answer.headers.items()

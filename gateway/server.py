@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.app import build_app
 from gateway.context import GATEWAY
+from gateway.listening import runner_of
 from gateway.settings import Settings
 
 log = structlog.get_logger()
@@ -33,8 +34,7 @@ def run(settings: Settings, *, share_port: bool = False) -> None:
 async def serve(settings: Settings, *, share_port: bool = False) -> None:
     """Serves until SIGTERM or SIGINT; then stops accepting and lets what runs finish."""
     app = build_app(settings)
-    # A client that leaves cancels its handler, and so closes what is open upstream.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = runner_of(app, settings)
     await runner.setup()
     try:
         site = web.TCPSite(
@@ -74,9 +74,9 @@ def _stop_signal() -> asyncio.Event:
 
 
 async def _drain(app: web.Application, seconds: float) -> None:
-    slots = app[GATEWAY].slots
-    log.info("draining", generations=slots.taken, limit_s=seconds)
-    if left := await slots.drain(seconds):
+    admission = app[GATEWAY].admission
+    log.info("draining", generations=admission.taken, limit_s=seconds)
+    if left := await admission.drain(seconds):
         log.warning("cut off", generations=left)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +16,9 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -46,9 +49,9 @@ def _listed(value: object) -> object:
     """A list in the environment: JSON, or texts with commas between."""
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("["):
+    if value.lstrip().startswith(("[", "{")):
         return json.loads(value)
-    return [url.strip() for url in value.split(",")]
+    return [text.strip() for text in value.split(",")]
 
 
 EngineUrl = Annotated[str, AfterValidator(_base_url)]
@@ -59,6 +62,87 @@ EngineUrls = Annotated[
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
+
+
+class ApiKey(_Section):
+    """What one client shows, and what it may do."""
+
+    name: KeyName | None = Field(
+        default=None,
+        description="What logs and metrics call it: letters, digits, `.`, `_`, `@`, `-`; unless "
+        "given: `key-1`, `key-2`, ... by its place in the list.",
+    )
+    key: SecretStr | None = Field(default=None, description="The key itself. Or:")
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the key, 64 hex digits: then this file holds no key. `relaygen "
+        "key` makes one.",
+    )
+    policies: tuple[str, ...] | None = Field(
+        default=None,
+        description="The only policies (and engines' models) that it may use and see; unless "
+        "given: all.",
+    )
+    generations: int | None = Field(
+        default=None,
+        ge=1,
+        description="Its own limit of generations that run or wait; unless given: none but "
+        "`limits.generations`.",
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _sendable(cls, key: SecretStr | None) -> SecretStr | None:
+        text = "x" if key is None else key.get_secret_value()
+        if not text or not text.isprintable() or " " in text:
+            raise ValueError("a key must not be empty, nor have blanks or control characters")
+        return key
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> ApiKey:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either `key` or `sha256`")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key is None:
+            return bytes.fromhex(self.sha256 or "")
+        return hashlib.sha256(self.key.get_secret_value().encode()).digest()
+
+
+def _with_key(value: object) -> object:
+    """An entry that is a plain text is the key itself."""
+    return {"key": value} if isinstance(value, str) else value
+
+
+def _told_apart(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+    """Every key with a name. ValueError for two of one name, or one key twice."""
+    named = [
+        entry if entry.name else entry.model_copy(update={"name": f"key-{number}"})
+        for number, entry in enumerate(keys, 1)
+    ]
+    seen: dict[object, str | None] = {}
+    for entry in named:
+        if entry.name in seen:
+            raise ValueError(f"two keys have the name {entry.name!r}; give each its own")
+        if entry.digest in seen:
+            raise ValueError(f"{entry.name!r} is the same key as {seen[entry.digest]!r}")
+        seen[entry.name] = seen[entry.digest] = entry.name
+    return tuple(named)
+
+
+ApiKeys = Annotated[
+    tuple[Annotated[ApiKey, BeforeValidator(_with_key)], ...],
+    NoDecode,
+    BeforeValidator(_listed),
+    AfterValidator(_told_apart),
+]
 
 
 class Backend(_Section):
@@ -115,12 +199,31 @@ class Timeouts(_Section):
     drain: float = Field(
         default=30.0, ge=0, description="For running generations to end after SIGTERM."
     )
+    client: float = Field(
+        default=60.0,
+        gt=0,
+        description="For a client to send a request's head, and for each 16 KiB at least of what "
+        "it sends as a body or takes of an answer that waits for it.",
+    )
 
 
 class Limits(_Section):
     body_mib: float = Field(default=32.0, gt=0, description="Largest request body, MiB.")
+    header_kib: int = Field(
+        default=16, ge=1, le=1024, description="Longest URL and longest header of a request, KiB."
+    )
     generations: int = Field(
-        default=4096, ge=1, description="Concurrent generations; beyond it the answer is 429."
+        default=4096,
+        ge=1,
+        description="Concurrent generations; beyond it requests wait, or the answer is 429.",
+    )
+    queue: int = Field(
+        default=0,
+        ge=0,
+        description="Requests that may wait for room; beyond it the answer is 429.",
+    )
+    queue_seconds: float = Field(
+        default=10.0, gt=0, description="How long one may wait, until its answer is 429."
     )
 
 
@@ -174,8 +277,10 @@ class Settings(BaseSettings):
     policy_files: tuple[Path, ...] = Field(
         default=(), description="Single policy files; if given, the folder is not read."
     )
-    api_keys: tuple[SecretStr, ...] = Field(
-        default=(), description="Bearer tokens that clients may use; empty: no authentication."
+    api_keys: ApiKeys = Field(
+        default=(),
+        description="Keys of the clients, each a text (the key) or a mapping; empty: no "
+        "authentication.",
     )
     backends: dict[str, Backend] = Field(
         default_factory=lambda: {
@@ -234,5 +339,6 @@ def _said(error: ErrorDetails) -> str:
         return f"settings: {field}: unknown key; see docs/settings.md"
     # A section would show the keys inside it; our own messages tell what they can.
     shown = isinstance(error["input"], str | int | float) and error["type"] != "value_error"
-    got = f", got {error['input']!r}" if shown and "api_key" not in field else ""
+    harmless = "api_key" not in field or field.endswith((".generations", ".name"))
+    got = f", got {error['input']!r}" if shown and harmless else ""
     return f"settings: {field}: {error['msg']}{got}"

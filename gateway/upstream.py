@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,13 @@ import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientSession, TraceConfig
 
-from gateway.errors import BusyError, RequestError, UnreachableError, UpstreamError
+from gateway.errors import (
+    BusyError,
+    GatewayError,
+    RequestError,
+    UnreachableError,
+    UpstreamError,
+)
 from gateway.settings import Timeouts
 
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
@@ -56,6 +62,7 @@ class Upstream:
         self.url = url
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
+        self._key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def get(self, path: str) -> Any:
@@ -92,10 +99,17 @@ class Upstream:
         data: bytes | None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ClientResponse]:
-        """An open response, whatever its status. Leaving early closes the connection."""
+        """An open response, whatever its status. Leaving early closes the connection.
+
+        Our key is masked in every error of the block: an engine may tell it back.
+        """
         response = await self._send(method, path, data, headers or {})
         try:
             yield response
+        except GatewayError as error:
+            if self._key:
+                error.mask(self._key)
+            raise
         finally:
             if response.content.at_eof():
                 response.release()
@@ -124,6 +138,17 @@ class Upstream:
                     # out of the pool now; the others may be as dead, a fresh one is not.
                     if not context["reused"]:
                         raise
+
+    async def refusal(self, response: ClientResponse) -> bytes:
+        """The body of an engine's error, our key masked in it; 64 KiB of it at most."""
+        content = bytearray()
+        async with aclosing(self.stream(response)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) >= _MAX_ERROR_BYTES:
+                    break
+        told = bytes(content[:_MAX_ERROR_BYTES])
+        return told.replace(self._key.encode(), b"***") if self._key else told
 
     async def stream(self, response: ClientResponse) -> AsyncGenerator[bytes]:
         """The body as the network brings it."""
@@ -185,7 +210,15 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
     message = error.pop("message", None) or f"HTTP status {response.status}"
     if response.status in BUSY:
         raise _busy(response, message, error)
-    if response.status < 500 and response.status not in REFUSED_KEY:
+    if response.status in REFUSED_KEY:
+        refused = UpstreamError(
+            f"The engine at {url} refused the gateway's key (HTTP status {response.status}); "
+            "whoever runs the gateway: see backends.NAME.api_key",
+            code="engine_refused_key",
+        )
+        refused.inside = message
+        raise refused.of("status")
+    if response.status < 500:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     failed = UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)

@@ -51,7 +51,7 @@ LEAVING = (
 
 async def idle(served: Served) -> None:
     """No generation runs any more."""
-    assert await served.app[GATEWAY].slots.drain(WAIT_S) == 0
+    assert await served.app[GATEWAY].admission.drain(WAIT_S) == 0
 
 
 # ---- the client leaves --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from aiohttp import web
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from gateway.app import build_app
+from gateway.listening import runner_of
 from gateway.settings import Settings, load_settings
 from tests.gateway.fakes import FakeEngine
 from tests.gateway.fakes.engines import CHAT
@@ -65,7 +66,7 @@ class Served:
 async def gateway(settings: Settings, api_key: str = "any") -> AsyncIterator[Served]:
     """As gateway/server.py runs it."""
     app = build_app(settings)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = runner_of(app, settings)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -32,8 +32,8 @@ def client(served: Served, path: str = CHAT, **body: Any) -> Leaving:
 
 async def idle(served: Served) -> None:
     """No generation runs any more."""
-    await within(WAIT_S, served.app[GATEWAY].slots.drain(WAIT_S))
-    assert served.app[GATEWAY].slots.taken == 0
+    await within(WAIT_S, served.app[GATEWAY].admission.drain(WAIT_S))
+    assert served.app[GATEWAY].admission.taken == 0
 
 
 @DIALECTS

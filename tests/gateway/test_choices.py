@@ -313,7 +313,7 @@ async def test_the_limit_of_generations_counts_choices(stage: Stage) -> None:
         await ask(served, n=4)
     async with client(served, n=2, stream=True):
         await within(WAIT_S, gate.reached.wait())
-        assert served.app[GATEWAY].slots.taken == 2
+        assert served.app[GATEWAY].admission.taken == 2
         with pytest.raises(openai.RateLimitError) as caught:
             await ask(served, n=2)
         assert caught.value.code == "too_many_generations"

@@ -186,7 +186,9 @@ async def test_a_key_that_is_refused_is_told(stage: Stage) -> None:
     large.refusals["/v1/models"] = (401, b'{"error": {"message": "Invalid key"}}')
     served = await stage.pair(large, small)
     body = await until_ready(served, 503)
-    assert "Invalid key" in body["backends"]["large"][0]["error"]
+    error = body["backends"]["large"][0]["error"]
+    assert "refused the gateway's key" in error
+    assert "Invalid key" not in error
 
 
 URLS = [

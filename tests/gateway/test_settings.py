@@ -57,10 +57,14 @@ def test_broken_json_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch
         load_settings({}, None)
 
 
-def test_keys_come_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RELAYGEN_API_KEYS", '["one", "two"]')
+@pytest.mark.parametrize("value", ['["one", {"name": "key-2", "key": "two"}]', "one, two"])
+def test_keys_come_from_the_environment_as_json_or_with_commas(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("RELAYGEN_API_KEYS", value)
     keys = load_settings({}, None).api_keys
-    assert [key.get_secret_value() for key in keys] == ["one", "two"]
+    told = [(key.name, key.key.get_secret_value()) for key in keys if key.key]
+    assert told == [("key-1", "one"), ("key-2", "two")]
 
 
 def test_a_nested_setting_comes_from_the_environment(
@@ -132,7 +136,12 @@ SECRET = "sk-very-secret"
 @pytest.mark.parametrize(
     "text",
     [
-        f"api_keys: {SECRET}",
+        f"api_keys: [{SECRET}, {SECRET}]",
+        f"api_keys: ['{SECRET} {SECRET}']",
+        f"api_keys: [{{key: {SECRET}, sha256: {'0' * 64}}}]",
+        f"api_keys: [{{key: {SECRET}, policy: a}}]",
+        f"api_keys: [{{sha256: {SECRET}}}]",
+        f"api_keys: [{{key: [{SECRET}]}}]",
         f"api_keys: [[{SECRET}]]",
         f"api_keys: {{a: {SECRET}}}",
         f"backends: {{large: {{api_key: {SECRET}}}}}",
@@ -151,7 +160,9 @@ def test_errors_show_no_secret(tmp_path: Path, text: str) -> None:
     assert "settings: " in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [SECRET, f'["{SECRET}"', f'{{"a": "{SECRET}"}}'])
+@pytest.mark.parametrize(
+    "value", [f"{SECRET},{SECRET}", f'["{SECRET}"', f'{{"a": "{SECRET}"}}', f'["{SECRET}", ""]']
+)
 def test_errors_show_no_secret_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
