@@ -128,7 +128,7 @@ def _of_error(got: Got, reference: Got) -> str:
         got.reasoning == reference.reasoning and reference.content.startswith(got.content)
     )  # fmt: skip
     checks = {
-        f"status {got.status}": got.status == 200 or got.status >= 500,
+        f"status {got.status}: {error}": got.status == 200 or got.status >= 500,
         f"an error of a shape of its own: {error}": {"message", "type", "code"} <= set(error),
         "[DONE] after an error": not got.done,
         "a finish_reason and an error": not got.finishes,

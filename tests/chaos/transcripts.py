@@ -57,13 +57,13 @@ def question_in(prompt: bytes) -> Question | None:
 def transcript(number: int) -> bytes:
     """Thinking and answer, about 60 to 120 tokens with some of every kind of trap in them."""
     rng = Random(f"transcript {number}")
-    thought = "".join(_sentence(rng) for _ in range(rng.randint(5, 8)))
-    answer = "\n\n" + "".join(_sentence(rng) for _ in range(2))
+    thought = "".join(_sentence(rng) for _ in range(rng.randint(4, 6)))
+    answer = "\n\n" + "".join(_sentence(rng) for _ in range(rng.randint(1, 2)))
     return f"<think>\n{thought.lstrip()}</think>{answer}".encode()
 
 
 def _sentence(rng: Random) -> str:
-    words = "".join(rng.choices(_WORDS, k=rng.randint(3, 6)))
+    words = "".join(rng.choices(_WORDS, k=rng.randint(3, 5)))
     return rng.choice(_OPENERS) + words + rng.choice(_ENDS)
 
 
