@@ -39,8 +39,8 @@ class _Protocol(ResponseHandler):
 class _Connector(aiohttp.TCPConnector):
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
-        made: partial[ResponseHandler] = partial(_Protocol, loop=self._loop)
-        self._factory = made
+        kind: type[ResponseHandler] = _Protocol
+        self._factory = partial(kind, loop=self._loop)
 
 
 def client_session(timeouts: Timeouts) -> ClientSession:
