@@ -7,17 +7,27 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiohttp import web
+
+from gateway.context import GATEWAY
+
 _KIB = 1024
+_WATCHING = 2
 _OURS = ("/gateway/", "/aiohttp/")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`fds` are those that are no connection to an engine."""
+    """`fds` are those that are no connection to an engine, `upstream` those that are."""
 
     rss_mib: float
     fds: int
+    upstream: int
     threads: int
+
+    def calm(self, replicas: int) -> bool:
+        """Whether no more connections are open than it takes to watch the engines."""
+        return self.upstream <= _WATCHING * replicas
 
 
 def sample(pid: int, connections: int) -> Sample:
@@ -27,8 +37,17 @@ def sample(pid: int, connections: int) -> Sample:
     return Sample(
         rss_mib=int(status["VmRSS"][0]) / _KIB,
         fds=len(list(Path(f"/proc/{pid}/fd").iterdir())) - connections,
+        upstream=connections,
         threads=int(status["Threads"][0]),
     )
+
+
+def connections_in_use(app: web.Application) -> int:
+    """Of a gateway in this process, to engines, but for those that are kept for later."""
+    replica = app[GATEWAY].backends["large"].replicas[0]
+    connector = replica.upstream._session.connector
+    assert connector is not None
+    return len(connector._acquired)
 
 
 def running_tasks() -> Counter[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from tests.chaos.outcomes import Verdict
 from tests.chaos.run import Outcome, Result, Run
@@ -41,7 +42,7 @@ def print_report(run: Run, result: Result, console: Console | None = None) -> No
         f"{result.left_open} unfinished decodes left open"
     )
     for problem in result.problems(run):
-        console.print(f"[red]{problem}", highlight=False, markup=True)
+        console.print(Text(problem, style="red"))
 
 
 def _faults(run: Run, result: Result) -> Table:
@@ -58,7 +59,9 @@ def _faults(run: Run, result: Result) -> Table:
     for kind in Kind:
         table.add_row(kind, str(counts[kind]), *_cells(by_trial[t] for t in hit[kind]))
     untouched = by_trial.keys() - set().union(*hit.values())
-    table.add_row("none", "", *_cells(by_trial[trial] for trial in untouched), end_section=True)
+    table.add_row(
+        "none itself", "", *_cells(by_trial[trial] for trial in untouched), end_section=True
+    )
     table.add_row("all", str(len(result.fired)), *_cells(result.outcomes))
     return table
 
@@ -80,7 +83,8 @@ def _errors(result: Result) -> Table:
 
 
 def _growth(result: Result) -> Table:
-    table = Table("after", "RSS MiB", "fds but upstream", "threads")
+    table = Table("after", "RSS MiB", "fds but upstream", "upstream", "threads")
     for when, one in zip(("the first 100", "all"), result.samples, strict=False):
-        table.add_row(when, f"{one.rss_mib:.1f}", str(one.fds), str(one.threads))
+        counts = (one.fds, one.upstream, one.threads)
+        table.add_row(when, f"{one.rss_mib:.1f}", *map(str, counts))
     return table

@@ -27,7 +27,8 @@ from tests.chaos.world import POLICY, RESUMES, Running, Setting, World, gateway_
 WARM = 100
 """Generations until growth counts."""
 GONE_S = 1.0
-_SETTLE_S = 10.0
+_SETTLE_S = 15.0
+"""Kept connections are let go after 4 s, looked for every 4 s."""
 _POLL_S = 0.02
 _RSS_MIB = 8.0
 """What the allocator may have kept of a burst; a leak of 10 KiB a generation would be more."""
@@ -55,6 +56,7 @@ class Result:
     """Upstream connections with an unfinished decode, a second after the last generation."""
     strays: list[str]
     samples: list[Sample]
+    replicas: int
     seconds: float
 
     def count(self, verdict: Verdict) -> int:
@@ -78,6 +80,9 @@ class Result:
             f"memory grew from {early.rss_mib:.1f} to {late.rss_mib:.1f} MiB": late.rss_mib
             - early.rss_mib
             > _RSS_MIB,
+            f"{late.upstream} connections to engines kept for nothing": not late.calm(
+                self.replicas
+            ),
             f"file descriptors grew from {early.fds} to {late.fds}": late.fds > early.fds,
             f"threads grew from {early.threads} to {late.threads}": late.threads > early.threads,
         }
@@ -113,7 +118,8 @@ async def _perform(
         samples.append(await _settled(running.pid, made))
     seconds = time.perf_counter() - started
     made.plan(Peace())
-    return Result(outcomes, struck(made), left_open, made.strays, samples, seconds)
+    replicas = len(made.all_proxies)
+    return Result(outcomes, struck(made), left_open, made.strays, samples, replicas, seconds)
 
 
 def struck(made: World) -> list[tuple[Fired, int | None]]:
@@ -130,12 +136,12 @@ async def left_after(made: World, seconds: float) -> int:
 
 
 async def _settled(pid: int, made: World) -> Sample:
-    """Once the count of file descriptors stands still: some may just be closing."""
-    before, now = None, sample(pid, made.open_connections)
+    """Once kept connections have outlived their time, and what is just closing has closed."""
     end = time.perf_counter() + _SETTLE_S
-    while (before is None or before.fds != now.fds) and time.perf_counter() < end:
-        await asyncio.sleep(_SETTLE_S / 20)
-        before, now = now, sample(pid, made.open_connections)
+    now = sample(pid, made.open_connections)
+    while not now.calm(len(made.all_proxies)) and time.perf_counter() < end:
+        await asyncio.sleep(_POLL_S)
+        now = sample(pid, made.open_connections)
     return now
 
 

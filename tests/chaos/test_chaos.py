@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tests.chaos.clients import Client, Outcome, generations, plain_session, references
-from tests.chaos.growth import running_tasks
-from tests.chaos.outcomes import Got, Verdict
+from tests.chaos.growth import connections_in_use, running_tasks
+from tests.chaos.outcomes import Got, Verdict, judge
 from tests.chaos.report import print_report
 from tests.chaos.run import GONE_S, Run, left_after, perform
 from tests.chaos.schedule import Fault, Kind, Schedule
@@ -23,10 +25,13 @@ from tests.chaos.transcripts import Question, transcript
 from tests.chaos.world import POLICY, RESUMES, Setting, World, policy, settings, world
 from tests.gateway.support import Stage
 
+T = TypeVar("T")
 EQUAL = 0.99 if RESUMES else 0.0
 QUESTIONS = 10
 IDLE_S = 1.0
 SETTLE_S = 5.0
+STEP = 307
+"""Bytes, and a prime: chunks of every phase are met."""
 SHORT = [
     Setting("vllm"),
     Setting("vllm", handoff="text"),
@@ -68,7 +73,8 @@ async def test_no_generation_is_lost_or_falsified(stage: Stage, setting: Setting
         assert not of(Verdict.WRONG, outcomes)
         assert not made.strays
         assert len(of(Verdict.EQUAL, outcomes)) >= EQUAL * len(outcomes)
-        assert await tasks_beyond(before) == Counter()
+        assert await settled(lambda: running_tasks() - before) == Counter()
+        assert await settled(lambda: connections_in_use(served.app)) == 0
         assert sum(len(proxy.fired) for proxy in made.all_proxies) > 0
 
 
@@ -86,12 +92,12 @@ async def performed(
         return expected, await generations(client, asked, expected, at_once=len(asked))
 
 
-async def tasks_beyond(before: Counter[str]) -> Counter[str]:
-    """The gateway's tasks that there were not before, once those that just end have ended."""
+async def settled(left: Callable[[], T]) -> T:
+    """What is left once all that was just ending has ended."""
     end = time.perf_counter() + SETTLE_S
-    while (more := running_tasks() - before) and time.perf_counter() < end:
+    while (found := left()) and time.perf_counter() < end:
         await asyncio.sleep(0.02)
-    return more
+    return found
 
 
 class Once:
@@ -131,6 +137,62 @@ async def test_a_call_sent_again_over_a_fresh_connection_is_no_duplicate(stage: 
         assert (got.status, got.errors) == (200, [])
         assert whole(got) == transcript(1)
         assert await left_after(made, GONE_S) == 0
+
+
+# ---- one cut, everywhere ------------------------------------------------------------------------
+
+
+class Aimed:
+    """One fault: at a decode of the one generation that runs, by its number on any replica."""
+
+    def __init__(self) -> None:
+        self._left = -1
+        self._fault: Fault | None = None
+
+    def aim(self, number: int, fault: Fault | None) -> None:
+        self._left, self._fault = number, fault
+
+    def of_connection(self, replica: str, number: int) -> Fault | None:
+        return None
+
+    def of_answer(self, replica: str, number: int, decode: bool) -> Fault | None:
+        self._left -= decode
+        return self._fault if decode and self._left == -1 else None
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("setting", SHORT, ids=str)
+async def test_a_cut_at_any_byte_of_any_decode(stage: Stage, setting: Setting) -> None:
+    async with world(setting) as made, plain_session() as session:
+        served = await stage.gateway(settings(made.backends()), policy(setting))
+        client = Client(session, served.url, POLICY)
+        expected = await client.ask(Question(1))
+        made.hurry()
+        aimed = Aimed()
+        made.plan(aimed)
+        for number in range(int(expected.usage["relaygen"]["segments"])):
+            offset = 0
+            while await cut(client, aimed, made, expected, number, offset):
+                offset += STEP
+            assert offset > 0
+
+
+async def cut(
+    client: Client, aimed: Aimed, made: World, expected: Got, number: int, offset: int
+) -> bool:
+    """Whether the decode was long enough to be cut there."""
+    before = sum(len(proxy.fired) for proxy in made.all_proxies)
+    aimed.aim(number, Fault(Kind.RESET if offset % 2 else Kind.CUT, offset))
+    got = await client.ask(Question(1, trial=offset))
+    verdict, why = judge(got, expected)
+    assert verdict is not Verdict.WRONG, f"decode {number} cut at byte {offset}: {why}"
+    assert verdict is Verdict.EQUAL or not RESUMES, got.errors
+    assert not made.strays
+    return sum(len(proxy.fired) for proxy in made.all_proxies) > before
+
+
+# ---- the long form ------------------------------------------------------------------------------
 
 
 @pytest.mark.chaos
