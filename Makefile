@@ -1,10 +1,10 @@
-# make demo | test | check | serve | test-clients | test-vllm | setup | clean
+# make demo | test | check | serve | chaos | test-clients | test-vllm | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check serve test-clients test-vllm bench-vllm setup docs clean
+.PHONY: demo test check serve chaos test-clients test-vllm bench-vllm setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -21,6 +21,9 @@ check: setup  ## format, lint, types, import rule, the core's tests at full bran
 
 serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
 	$(BIN)/relaygen serve $(ARGS)
+
+chaos: setup  ## many generations while their engines break: none may be lost (minutes)
+	$(BIN)/pytest -m chaos -s tests/chaos $(ARGS)
 
 test-clients: setup  ## other clients' SDKs against the gateway (1.4 GB to install)
 	$(PYTHON) tests/clients/install.py .venv-clients

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientSession, TraceConfig
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 
 from gateway.errors import (
     BusyError,
@@ -31,12 +34,30 @@ REFUSED_KEY = (401, 403)
 """Statuses by which an engine refuses the gateway's key."""
 
 
+class _Protocol(ResponseHandler):
+    """aiohttp 3.14 forgets the body when its C parser refuses a chunk: a reader waits forever."""
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        body = self._payload
+        super().set_exception(exc, *cause)
+        refused = isinstance(exc, HttpProcessingError)
+        if refused and body is not None and not body.is_eof() and body.exception() is None:
+            body.set_exception(aiohttp.ClientPayloadError(f"no HTTP: {exc}"))
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
+        kind: type[ResponseHandler] = _Protocol
+        self._factory = partial(kind, loop=self._loop)
+
+
 def client_session(timeouts: Timeouts) -> ClientSession:
     """The one HTTP client of the process. Cookies, proxies and compression are off."""
     trace = TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector=_Connector(),
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=timeouts.connect, sock_read=timeouts.idle
         ),

@@ -181,8 +181,12 @@ class Engine(Tokenization):
                             yield event
                     return
             except RequestError as error:
-                if not self._lower_logprobs(error, sampling):
+                if not self._once_more(error, call, sampling):
                     raise
+
+    def _once_more(self, error: RequestError, call: Call, sampling: Sampling) -> bool:
+        """Whether the refused call may do when it is made anew."""
+        return self._lower_logprobs(error, sampling)
 
     def _lower_logprobs(self, error: RequestError, sampling: Sampling) -> bool:
         """Whether fewer alternatives may do: the server said how many it tells at most."""

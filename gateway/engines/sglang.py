@@ -13,7 +13,7 @@ from gateway.engines.base import Call, Continuation, Identity, Sampling
 from gateway.engines.chat import Prefill
 from gateway.engines.served_tokenizer import ServedTokenizerEngine
 from gateway.engines.tokenization import Prompt, common_start
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, RequestError
 from gateway.upstream import Upstream
 from relaygen.events import DecodeRequest
 from relaygen.policy import Thinking
@@ -88,6 +88,13 @@ class SglangEngine(ServedTokenizerEngine):
 
     def _rid(self) -> dict[str, Any]:
         return {"rid": f"relaygen-{uuid.uuid4().hex}"}
+
+    def _once_more(self, error: RequestError, call: Call, sampling: Sampling) -> bool:
+        """When a kept connection dies, a call is sent again: the server may know its id by then."""
+        if "Duplicate request ID" not in error.message:
+            return super()._once_more(error, call, sampling)
+        self._abandon(call)
+        return True
 
     def _abandon(self, call: Call) -> None:
         """Closing the connection alone frees the request only two seconds later."""
