@@ -1,10 +1,18 @@
+<<<<<<< HEAD
 # make demo | test | check | serve | chaos | test-clients | test-vllm | setup | clean
+=======
+# make demo | test | check | serve | test-clients | test-vllm | bench-overload | setup | clean
+>>>>>>> real
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+<<<<<<< HEAD
 .PHONY: demo test check serve chaos test-clients test-vllm bench-vllm setup docs clean
+=======
+.PHONY: demo test check serve test-clients test-vllm bench-vllm bench-overload setup docs clean
+>>>>>>> real
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -37,6 +45,9 @@ test-vllm: setup  ## the seam on real vLLM servers (CPU build, about 4 GB to ins
 bench-vllm: setup  ## large, small and relay on two real vLLM servers, in one run
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
 	$(BIN)/python benchmarks/relay_on_vllm.py $(ARGS)
+
+bench-overload: setup  ## five times the clients that limits.generations allows, against as many as it does
+	$(BIN)/python benchmarks/overload.py $(ARGS)
 
 setup: $(VENV)/.installed  ## the virtual environment with the project, its demo and its tests
 

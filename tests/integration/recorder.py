@@ -1,6 +1,7 @@
 """A proxy in front of a real engine: it forwards everything and records the completions.
 
 async with recorded_engine(file, "name") as (url, recorder): ...
+async with recording("name", engine) as (url, recorder): ...
 """
 
 from __future__ import annotations
@@ -66,17 +67,35 @@ class Exchange:
                 yield json.loads(data)
 
 
+@dataclass(slots=True)
+class Hold:
+    """A request is kept from the engine; `left` tells that its client went meanwhile."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self) -> None:
+        self.reached.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+
 class Recorder:
-    """`exchanges` are in the order in which the engine was asked."""
+    """`exchanges` are in the order in which the engine was asked; `holds` are by path."""
 
     def __init__(self, engine: str, upstream: str, session: aiohttp.ClientSession) -> None:
         self.engine = engine
         self.exchanges: list[Exchange] = []
+        self.holds: dict[str, Hold] = {}
         self._upstream = upstream
         self._session = session
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
+        if hold := self.holds.get(request.path):
+            await hold.wait()
         answer = self._record(request.path, content)
         async with self._session.request(
             request.method,
@@ -116,9 +135,17 @@ async def recorded_engine(
     arguments = [part for key, value in flags.items() for part in (f"--{key}", str(value))]
     async with (
         child(name, "gateway.demo.llamacpp", *arguments) as run,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+        recording(name, await listening(run)) as recorded,
     ):
-        recorder = Recorder(name, await _listening(run), session)
+        yield recorded
+
+
+@asynccontextmanager
+async def recording(name: str, engine: str) -> AsyncIterator[tuple[str, Recorder]]:
+    """A recorder before the engine with this URL; yields the recorder's, with no path."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        recorder = Recorder(name, engine, session)
         app = web.Application(client_max_size=0)
         app.router.add_route("*", "/{path:.*}", recorder.forward)
         # Without cancellation a stream that its client left would go on to its next token.
@@ -131,7 +158,8 @@ async def recorded_engine(
             await runner.cleanup()
 
 
-async def _listening(engine: Child) -> str:
+async def listening(engine: Child) -> str:
+    """The URL of an engine that was just started. Raises StartError where it ends instead."""
     ended = asyncio.ensure_future(engine.process.wait())
     waiting: set[asyncio.Future[Any]] = {engine.url, ended}
     await asyncio.wait(waiting, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
