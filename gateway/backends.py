@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Collection
 from typing import Any
 
@@ -12,7 +13,9 @@ from aiohttp import ClientSession
 from gateway.engines.base import Engine, EngineInfo, Identity
 from gateway.engines.detect import detect
 from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
-from gateway.settings import Backend, Settings
+from gateway.metrics import State
+from gateway.settings import Backend
+from gateway.tls import client_context
 from gateway.upstream import Upstream
 
 log = structlog.get_logger()
@@ -39,6 +42,10 @@ class Replica:
     @property
     def url(self) -> str:
         return self.upstream.url
+
+    @property
+    def state(self) -> State:
+        return "down" if self.info is None else "up"
 
     @property
     def active(self) -> int:
@@ -152,11 +159,28 @@ class ReplicaSet:
         self, name: str, settings: Backend, session: ClientSession, probe_s: float
     ) -> None:
         self.name = name
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        self.replicas = [
-            Replica(_upstream(session, url, key, settings), settings, probe_s)
+        self._session = session
+        self._probe_s = probe_s
+        self._made: dict[str, Replica] = {}
+        self._settings: Backend | None = None
+        self.replicas: list[Replica] = []
+        self.update(settings)
+
+    def update(self, settings: Backend) -> None:
+        """Other settings: URLs that stay keep what was learned of them, if nothing else changed.
+
+        Generations go on with the replicas they have. SettingsError for a bad `ca`, and then
+        nothing has changed.
+        """
+        made = self._made if _alike(self._settings, settings) else {}
+        tls = client_context(self.name, settings.ca)
+        self._made = {
+            url: made.get(url)
+            or Replica(_upstream(self._session, url, settings, tls), settings, self._probe_s)
             for url in settings.urls
-        ]
+        }
+        self._settings = settings
+        self.replicas = list(self._made.values())
 
     async def choose(self, avoid: Collection[str] = ()) -> tuple[Engine, EngineInfo]:
         """The least loaded replica that is up, one of the URLs to `avoid` only if all others fail.
@@ -191,14 +215,14 @@ class ReplicaSet:
                 replica.mark_down(error)
 
 
-def _upstream(session: ClientSession, url: str, key: str | None, settings: Backend) -> Upstream:
+def _alike(one: Backend | None, other: Backend) -> bool:
+    """Whether they differ in nothing but their URLs."""
+    return one is not None and one.model_copy(update={"urls": other.urls}) == other
+
+
+def _upstream(
+    session: ClientSession, url: str, settings: Backend, tls: ssl.SSLContext | None
+) -> Upstream:
     bare = settings.engine == "openai" and not url.endswith("/v1")
-    return Upstream(session, url.removesuffix("/v1"), key, bare=bare)
-
-
-def build(settings: Settings, session: ClientSession) -> dict[str, ReplicaSet]:
-    probe_s = settings.timeouts.probe
-    return {
-        name: ReplicaSet(name, backend, session, probe_s)
-        for name, backend in settings.backends.items()
-    }
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    return Upstream(session, url.removesuffix("/v1"), key, bare=bare, tls=tls)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -13,15 +14,17 @@ import structlog
 from aiohttp import web
 from pydantic import SecretStr
 
+from gateway import metrics
 from gateway.backends import ReplicaSet
 from gateway.errors import RequestError, UpstreamError
 from gateway.pairs import status
 from gateway.policies import PolicyStore
-from gateway.settings import Settings
+from gateway.settings import Limits, Settings
 
 log = structlog.get_logger()
 
 _LOOK_S = 2.0
+_MEASURE_S = 1.0
 
 
 class Slots:
@@ -32,7 +35,12 @@ class Slots:
         self._idle = asyncio.Event()
         self._idle.set()
         self.taken = 0
+        self.waiting = 0
         self.closed = False
+
+    def replace(self, limits: Limits) -> None:
+        """Other limits, for those who come from now on."""
+        self._limit = limits.generations
 
     @contextmanager
     def take(self, count: int = 1) -> Iterator[None]:
@@ -74,6 +82,10 @@ class ApiKeys:
     """Bearer tokens of the clients; none means that everybody may call."""
 
     def __init__(self, keys: Iterable[SecretStr]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[SecretStr]) -> None:
+        """Other keys, for requests that come from now on."""
         self._keys = [key.get_secret_value().encode() for key in keys]
 
     def check(self, authorization: str) -> None:
@@ -92,14 +104,18 @@ class ApiKeys:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gateway:
+    """`settings` and `backends` change when settings are read again."""
+
     settings: Settings
     policies: PolicyStore
-    backends: Mapping[str, ReplicaSet]
+    backends: dict[str, ReplicaSet]
     keys: ApiKeys
     slots: Slots
     started: int = field(default_factory=lambda: int(time.time()))
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    """By file: why its present content is not in force."""
 
     def backend(self, name: str, policy: str) -> ReplicaSet:
         try:
@@ -132,6 +148,18 @@ class Gateway:
                     )
             told = states
             await asyncio.sleep(_LOOK_S)
+
+    async def measure(self) -> None:
+        """Keeps the gauges up to date, for a scrape that another worker answers."""
+        while True:
+            self.measured()
+            await asyncio.sleep(_MEASURE_S)
+
+    def measured(self) -> None:
+        """Brings the gauges up to date."""
+        metrics.load(self.slots.taken, self.slots.waiting)
+        for name, backend in self.backends.items():
+            metrics.replicas(name, Counter(replica.state for replica in backend.replicas))
 
     def served_names(self) -> list[str]:
         """Policies first, then the models that are up."""

@@ -19,6 +19,8 @@ class GatewayError(Exception):
 
     status = 500
     type = "server_error"
+    engines = False
+    """Whether an engine said so, and not the gateway."""
 
     def __init__(
         self,

@@ -8,13 +8,14 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from gateway import metrics
 from gateway.apis import messages as messages_api
 from gateway.context import ANSWERED, GATEWAY, MODE, REQUEST_ID
 from gateway.errors import GatewayError, RequestError
 
 log = structlog.get_logger()
 
-_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 @web.middleware
@@ -66,6 +67,7 @@ def _authorization(request: web.Request) -> str:
 
 def _answer(request: web.Request, error: GatewayError) -> web.Response:
     log.warning("request failed", status=error.status, error=error.message, code=error.code)
+    metrics.answered(error)
     return _told(request, error)
 
 

@@ -11,6 +11,7 @@ import orjson
 import structlog
 from aiohttp import web
 
+from gateway import metrics
 from gateway.backends import ReplicaSet
 from gateway.choices import chunks_of
 from gateway.context import GATEWAY
@@ -158,9 +159,11 @@ async def _attempt(
 
 def _log(generation: Generation, seconds: float) -> None:
     session, usage = generation.session, generation.session.usage
+    name, times = generation.policy.name, generation.handoffs
+    metrics.generation(name, session.state, usage, times.values)
     log.info(
         "generation",
-        policy=generation.policy.name,
+        policy=name,
         choice=generation.index,
         outcome=session.state,
         handoff=session.handoff,
@@ -169,7 +172,7 @@ def _log(generation: Generation, seconds: float) -> None:
         small_tokens=usage.small_tokens,
         discarded_tokens=usage.discarded_tokens,
         handoffs=usage.handoffs,
-        handoff_ms_p50=generation.handoffs.median(),
+        handoff_ms_p50=times.median(),
         ignored=_ignored(generation),
         seconds=round(seconds, 4),
     )

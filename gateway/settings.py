@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -81,6 +82,11 @@ class Backend(_Section):
         "is known to want it.",
     )
     api_key: SecretStr | None = Field(default=None, description="Bearer token for the engine.")
+    ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities that may have signed the certificates of its "
+        "https URLs; without it, those that the system trusts.",
+    )
 
 
 class Timeouts(_Section):
@@ -115,6 +121,39 @@ class Log(_Section):
     )
 
 
+class Tls(_Section):
+    """The gateway's own certificate: both files or neither."""
+
+    cert: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate and what leads up to its authority; the "
+        "gateway then speaks https, TLS 1.2 at least.",
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file with the certificate's private key, not encrypted."
+    )
+
+    @model_validator(mode="after")
+    def _both(self) -> Tls:
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("cert", "key") if self.key is None else ("key", "cert")
+            raise ValueError(f"tls.{given} is given without tls.{missing}; give both, or neither")
+        return self
+
+
+class Admin(_Section):
+    """A second port for those who run the gateway."""
+
+    host: str = Field(default="127.0.0.1", description="Address of the second port.")
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="A second port, without TLS, for `/metrics`, `/readyz` and `/healthz`; the "
+        "first two are then not on the main one. None: all are there.",
+    )
+
+
 class Settings(BaseSettings):
     """Built once, passed down; nothing reads the environment later."""
 
@@ -138,6 +177,8 @@ class Settings(BaseSettings):
         },
         description="Engines by the name that policies use.",
     )
+    tls: Tls = Tls()
+    admin: Admin = Admin()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
     log: Log = Log()

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientSession, TraceConfig
 
-from gateway.errors import RequestError, UnreachableError, UpstreamError
+from gateway.errors import GatewayError, RequestError, UnreachableError, UpstreamError
 from gateway.settings import Timeouts
 
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
@@ -47,9 +47,16 @@ class Upstream:
     """One engine's base URL (without /v1) and how to talk to it."""
 
     def __init__(
-        self, session: ClientSession, url: str, api_key: str | None = None, *, bare: bool = False
+        self,
+        session: ClientSession,
+        url: str,
+        api_key: str | None = None,
+        *,
+        bare: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._session = session
+        self._tls = tls or True
         self.url = url
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
@@ -115,6 +122,7 @@ class Upstream:
                         headers={"Content-Type": "application/json", **headers, **self._headers},
                         trace_request_ctx=context,
                         allow_redirects=False,
+                        ssl=self._tls,
                     )
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                     # A pooled connection may be closed by its server just as we write to it. It is
@@ -140,6 +148,12 @@ class _mapped:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         match error:
+            case aiohttp.ClientConnectorCertificateError():
+                raise UnreachableError(
+                    f"The certificate of the engine at {self._url} is not trusted "
+                    f"({error.certificate_error}); name its authority's file in the backend's `ca`",
+                    code="engine_unreachable",
+                ) from error
             case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
                 raise UnreachableError(
                     f"The engine at {self._url} can't be reached ({error}). Is it running?",
@@ -180,10 +194,14 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         content = await response.content.read(_MAX_ERROR_BYTES)
     error = error_of(content)
     message = error.pop("message", None) or f"HTTP status {response.status}"
+    refusal: GatewayError
     if response.status < 500 and response.status not in REFUSED_KEY:
-        raise RequestError(message, status=response.status, **error)
-    status = response.status if response.status == 503 else 502
-    raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+        refusal = RequestError(message, status=response.status, **error)
+    else:
+        status = response.status if response.status == 503 else 502
+        refusal = UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+    refusal.engines = True
+    raise refusal
 
 
 def error_of(content: bytes) -> dict[str, Any]:
