@@ -153,8 +153,14 @@ def serve_workers(count: int, arguments: Sequence[str]) -> int:
         stops = _tend(workers, received, folder)
     if len(stops) > 1:
         return 128 + stops[-1]
-    codes = [worker.returncode for worker in workers]
-    return max(code if code >= 0 else 128 - code for code in codes)
+    return max(_status(worker.returncode) for worker in workers)
+
+
+def _status(code: int) -> int:
+    """A worker's, as a shell has it; being told to end before it listened is no fault."""
+    if code == -signal.SIGTERM:
+        return 0
+    return code if code >= 0 else 128 - code
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from aiohttp import web
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from gateway.app import build_app
+from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
 from tests.gateway.fakes import FakeEngine
 from tests.gateway.fakes.engines import CHAT
@@ -60,9 +61,11 @@ class Served:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings, api_key: str = "any") -> AsyncIterator[Served]:
+async def gateway(
+    settings: Settings, api_key: str = "any", source: Source | None = None
+) -> AsyncIterator[Served]:
     """As gateway/server.py runs it."""
-    app = build_app(settings)
+    app = build_app(settings, source)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
