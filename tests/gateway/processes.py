@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.gateway.fakes import FakeEngine, FakeVllm
@@ -47,7 +48,10 @@ class Running:
 
 @asynccontextmanager
 async def relaygen(
-    *arguments: str, python: tuple[str, ...] = (), env: Mapping[str, str] = {}
+    *arguments: str,
+    python: tuple[str, ...] = (),
+    env: Mapping[str, str] = {},
+    cwd: Path | None = None,
 ) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -57,6 +61,7 @@ async def relaygen(
         *arguments,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "RELAYGEN_LOG__FORMAT": "json", **env},
+        cwd=cwd,
         limit=2**20,
         start_new_session=True,
     )
