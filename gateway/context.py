@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -110,7 +110,7 @@ class Gateway:
 
     settings: Settings
     policies: PolicyStore
-    backends: dict[str, ReplicaSet]
+    backends: Mapping[str, ReplicaSet]
     keys: ApiKeys
     slots: Slots
     started: int = field(default_factory=lambda: int(time.time()))

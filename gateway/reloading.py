@@ -116,16 +116,15 @@ class Reloader:
         gateway.settings = gateway.settings.model_copy(update=changed)
 
     def _update_backends(self, backends: Mapping[str, Backend]) -> None:
-        sets = self._gateway.backends
-        for name in sets.keys() - backends.keys():
-            del sets[name]
+        old = self._gateway.backends
+        for name in old.keys() - backends.keys():
             metrics.replicas(name, {})
-        for name, backend in backends.items():
-            if name in sets:
-                sets[name].update(backend)
-            else:
-                sets[name] = self._make(name, backend)
-        self._watchers.follow(sets.values())
+        for name in old.keys() & backends.keys():
+            old[name].update(backends[name])
+        # A new mapping: what runs keeps a backend that is gone.
+        new = {name: old.get(name) or self._make(name, b) for name, b in backends.items()}
+        self._gateway.backends = new
+        self._watchers.follow(new.values())
 
 
 RELOADER = web.AppKey("reloader", Reloader)
