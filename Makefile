@@ -1,18 +1,10 @@
-<<<<<<< HEAD
-# make demo | test | check | serve | chaos | test-clients | test-vllm | setup | clean
-=======
-# make demo | test | check | serve | test-clients | test-vllm | bench-overload | setup | clean
->>>>>>> real
+# make demo | test | check | serve | chaos | test-clients | test-vllm | bench-overload | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: demo test check serve chaos test-clients test-vllm bench-vllm setup docs clean
-=======
-.PHONY: demo test check serve test-clients test-vllm bench-vllm bench-overload setup docs clean
->>>>>>> real
+.PHONY: demo test check serve chaos test-clients test-vllm bench-vllm bench-overload setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)

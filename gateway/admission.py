@@ -65,6 +65,11 @@ class Admission:
             finally:
                 self._free(count)
 
+    def replace(self, limits: Limits) -> None:
+        """Other limits, for those who wait and those who come from now on."""
+        self._limits = limits
+        self._next()
+
     async def drain(self, seconds: float) -> int:
         """Lets none in, waits until none runs, `seconds` at most; returns how many still do."""
         self.closed = True

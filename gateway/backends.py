@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 from aiohttp import ClientSession
 
+from gateway import metrics
 from gateway.engines.base import Engine, EngineInfo, Identity
 from gateway.engines.detect import detect
 from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError, UpstreamError
 from gateway.health import Health
-from gateway.settings import Backend, HealthSettings, Settings
+from gateway.metrics import State
+from gateway.settings import Backend, HealthSettings
+from gateway.tls import client_context
 from gateway.upstream import Upstream
 
 log = structlog.get_logger()
 
 _RETRY_S = 1.0
 _CHECK_S = 5.0
-
-State = Literal["up", "down", "open", "draining"]
 
 
 class Replica:
@@ -34,9 +36,12 @@ class Replica:
         settings: Backend,
         probe_s: float,
         health: HealthSettings,
+        *,
+        name: str,
         given: str,
     ) -> None:
         self.upstream = upstream
+        self._name = name
         self.given = given
         """The URL as the settings have it."""
         self._settings = settings
@@ -174,6 +179,7 @@ class Replica:
 
     def failed(self, error: UpstreamError) -> None:
         """A request to it did."""
+        metrics.upstream_failed(self._name, error.cause)
         match error:
             case UnreachableError():
                 self.mark_down(error)
@@ -222,40 +228,24 @@ class ReplicaSet:
         self._session = session
         self._probe_s = probe_s
         self._health = health
-        self._changed = asyncio.Event()
         self.replicas: list[Replica] = []
         self.update(settings)
 
     def update(self, settings: Backend) -> None:
-        """Takes new settings. What runs on a URL that is gone, or is draining, runs on."""
+        """Takes new settings. What runs on a URL that is gone, or is draining, runs on.
+
+        SettingsError for a bad `ca`, and then nothing has changed.
+        """
         known = {replica.given: replica for replica in self.replicas if replica.same(settings)}
-        new = {url: self._replica(url, settings) for url in settings.urls if url not in known}
+        tls = client_context(self.name, settings.ca)
+        new = {url: self._replica(url, settings, tls) for url in settings.urls if url not in known}
         self.replicas = [known.get(url) or new[url] for url in settings.urls]
         for replica in self.replicas:
             replica.draining = replica.given in settings.draining
-        self._changed.set()
 
-    def _replica(self, url: str, settings: Backend) -> Replica:
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        upstream = _upstream(self._session, url, key, settings)
-        return Replica(upstream, settings, self._probe_s, self._health, given=url)
-
-    async def watch(self) -> None:
-        """Watches every replica, whichever there are. Runs until cancelled."""
-        tasks: dict[Replica, asyncio.Task[None]] = {}
-        try:
-            while True:
-                self._changed.clear()
-                for gone in tasks.keys() - set(self.replicas):
-                    tasks.pop(gone).cancel()
-                for replica in self.replicas:
-                    if replica not in tasks:
-                        tasks[replica] = asyncio.create_task(replica.watch())
-                await self._changed.wait()
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+    def _replica(self, url: str, settings: Backend, tls: ssl.SSLContext | None) -> Replica:
+        upstream = _upstream(self._session, url, settings, tls)
+        return Replica(upstream, settings, self._probe_s, self._health, name=self.name, given=url)
 
     async def choose(self, avoid: Collection[str] = (), model: str | None = None) -> Replica:
         """The best replica that is up, one of the URLs to `avoid` only if all others fail.
@@ -321,14 +311,9 @@ class ReplicaSet:
         return any(replica.info is not None for replica in self.replicas)
 
 
-def _upstream(session: ClientSession, url: str, key: str | None, settings: Backend) -> Upstream:
+def _upstream(
+    session: ClientSession, url: str, settings: Backend, tls: ssl.SSLContext | None
+) -> Upstream:
     bare = settings.engine == "openai" and not url.endswith("/v1")
-    return Upstream(session, url.removesuffix("/v1"), key, bare=bare)
-
-
-def build(settings: Settings, session: ClientSession) -> dict[str, ReplicaSet]:
-    probe_s, health = settings.timeouts.probe, settings.health
-    return {
-        name: ReplicaSet(name, backend, session, probe_s, health)
-        for name, backend in settings.backends.items()
-    }
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    return Upstream(session, url.removesuffix("/v1"), key, bare=bare, tls=tls)

@@ -10,12 +10,12 @@ from gateway.errors import RequestError
 from gateway.listening import LEAST_BYTES
 
 
-async def read_body(request: web.Request, seconds: float) -> bytes:
+async def read_body(request: web.Request, limit: int, seconds: float) -> bytes:
     """The whole body; nothing else keeps it. At least 16 KiB must come in each `seconds`.
 
+    `limit` is in bytes.
     Raises RequestError (400, 408), web.HTTPRequestEntityTooLarge.
     """
-    limit = request.client_max_size
     if (request.content_length or 0) > limit:
         raise web.HTTPRequestEntityTooLarge(limit)
     try:

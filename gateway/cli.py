@@ -102,12 +102,29 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gateway import log, server
-
-    settings = load_settings(_flags(options), options.config)
+    """0: ended as told to; 1: settings, a policy or an address can't be used."""
     if options.print_settings:
-        print(_shown(settings))
+        print(_shown(load_settings(_flags(options), options.config)))
         return 0
+    from gateway import log, server, tls
+    from gateway.reloading import Source
+
+    source = Source(_flags(options), options.config)
+    settings = source.read()
+    tls.check(settings)
+    _check_policies(settings)
+    if settings.workers > 1 and not options.worker:
+        _check_shared(settings)
+        return server.serve_workers(settings.workers, options.argv)
+    log.configure(settings.log)
+    try:
+        server.run(settings, source, worker=options.worker)
+    except server.ListenError as error:
+        raise SettingsError(str(error)) from None
+    return 0
+
+
+def _check_policies(settings: Settings) -> None:
     for path in settings.policy_files:
         read_policy(path)  # a file named on purpose must be right; one in a folder is refused alone
     if not settings.policy_files and not settings.policies.is_dir():
@@ -115,16 +132,12 @@ def _serve(options: argparse.Namespace) -> int:
             f"settings: policies: {settings.policies} is no folder; give one with --policies DIR, "
             "or a policy with --policy FILE"
         )
-    if settings.workers > 1 and not options.worker:
-        if settings.port == 0:
-            raise SettingsError("settings: port: 0 can't be shared by workers; name a port")
-        return server.serve_workers(settings.workers, options.argv)
-    log.configure(settings.log)
-    try:
-        server.run(settings, share_port=options.worker)
-    except server.ListenError as error:
-        raise SettingsError(str(error)) from None
-    return 0
+
+
+def _check_shared(settings: Settings) -> None:
+    for field, port in (("port", settings.port), ("admin.port", settings.admin.port)):
+        if port == 0:
+            raise SettingsError(f"settings: {field}: 0 can't be shared by workers; name a port")
 
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:

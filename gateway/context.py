@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 from aiohttp import web
 
+from gateway import metrics
 from gateway.admission import Admission
 from gateway.backends import Replica, ReplicaSet
 from gateway.errors import RequestError, UpstreamError, model_not_found
@@ -22,10 +24,13 @@ from gateway.settings import Settings
 log = structlog.get_logger()
 
 _LOOK_S = 2.0
+_MEASURE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gateway:
+    """`settings` and `backends` change when settings are read again."""
+
     settings: Settings
     policies: PolicyStore
     backends: Mapping[str, ReplicaSet]
@@ -33,6 +38,8 @@ class Gateway:
     admission: Admission
     relaying: Relaying
     started: int = field(default_factory=lambda: int(time.time()))
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    """By file: why its present content is not in force."""
 
     def backend(self, name: str, policy: str) -> ReplicaSet:
         try:
@@ -65,6 +72,20 @@ class Gateway:
                     )
             told = states
             await asyncio.sleep(_LOOK_S)
+
+    async def measure(self) -> None:
+        """Keeps the gauges up to date, for a scrape that another worker answers."""
+        while True:
+            self.measured()
+            await asyncio.sleep(_MEASURE_S)
+
+    def measured(self) -> None:
+        """Brings the gauges up to date."""
+        metrics.load(self.admission.taken, self.admission.waiting)
+        for name, backend in self.backends.items():
+            metrics.replicas(name, Counter(replica.state for replica in backend.replicas))
+        for policy, pace in self.relaying.paces.items():
+            metrics.small_held(policy, pace.slower)
 
     def serving(self, model: str) -> list[Replica]:
         """The replicas that serve a model, the best to ask first."""

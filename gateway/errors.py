@@ -22,6 +22,8 @@ class GatewayError(Exception):
     type = "server_error"
     inside: str | None = None
     """What the log tells beside the message, and no client."""
+    engines = False
+    """Whether an engine said so, and not the gateway."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from gateway import openai_api
+from gateway import metrics, openai_api
 from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.backends import Replica
@@ -241,7 +242,9 @@ def _allowed(request: web.Request, name: str) -> str:
 
 
 async def _body(request: web.Request) -> bytes:
-    return await read_body(request, request.app[GATEWAY].settings.timeouts.client)
+    settings = request.app[GATEWAY].settings
+    limit = int(settings.limits.body_mib * 1024 * 1024)
+    return await read_body(request, limit, settings.timeouts.client)
 
 
 # ---- what is served, and how it is --------------------------------------------------------------
@@ -281,10 +284,18 @@ async def readyz(request: web.Request) -> web.Response:
     body = {
         "ready": ready,
         "policies": states,
-        "refused": gateway.policies.problems,
+        "refused": {**gateway.refused, **gateway.policies.problems},
         "backends": {
             name: [replica.status() for replica in backend.replicas]
             for name, backend in gateway.backends.items()
         },
     }
     return web.json_response(body, status=200 if ready else 503)
+
+
+async def scraped(request: web.Request) -> web.Response:
+    """/metrics, of all workers."""
+    request.app[GATEWAY].measured()
+    accept = request.headers.get("Accept", "")
+    body, content_type = await asyncio.to_thread(metrics.rendered, accept)
+    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -8,6 +8,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from gateway import metrics
 from gateway.apis import messages as messages_api
 from gateway.context import ANSWERED, GATEWAY, MODE, REQUEST_ID
 from gateway.errors import GatewayError, RequestError
@@ -15,7 +16,7 @@ from gateway.keys import ANYBODY, KEY
 
 log = structlog.get_logger()
 
-_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 @web.middleware
@@ -75,6 +76,7 @@ def _authorization(request: web.Request) -> str:
 def _answer(request: web.Request, error: GatewayError) -> web.Response:
     more = {"inside": error.inside} if error.inside else {}
     log.warning("request failed", status=error.status, error=error.message, code=error.code, **more)
+    metrics.answered(error)
     return _told(request, error)
 
 

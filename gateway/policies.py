@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class PolicyStore:
         self._files = tuple(files)
         self._loaded: dict[Path, Policy] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
+        self._loading = threading.Lock()
         self.problems: dict[str, list[str]] = {}
         """By file: why its present content is not served."""
 
@@ -47,7 +49,11 @@ class PolicyStore:
 
     def load(self) -> None:
         """Reads what is new or changed since the last call."""
-        stamps = {path: _stamp(path) for path in self._paths()}
+        with self._loading:
+            self._load()
+
+    def _load(self) -> None:
+        stamps = {path: file_stamp(path) for path in self._paths()}
         if stamps == self._seen:
             return
         for path in self._loaded.keys() - stamps.keys():
@@ -98,7 +104,8 @@ class PolicyStore:
             await asyncio.to_thread(self.load)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Another one after the file has changed."""
     try:
         stat = path.stat()
     except OSError:

@@ -12,6 +12,7 @@ import orjson
 import structlog
 from aiohttp import web
 
+from gateway import metrics
 from gateway.choices import chunks_of
 from gateway.context import GATEWAY
 from gateway.errors import GatewayError, UpstreamError
@@ -140,9 +141,11 @@ async def _written(
 
 def _log(generation: Generation, seconds: float) -> None:
     session, usage = generation.session, generation.session.usage
+    name, times = generation.policy.name, generation.handoffs
+    metrics.generation(name, session.state, usage, times.values)
     log.info(
         "generation",
-        policy=generation.policy.name,
+        policy=name,
         choice=generation.index,
         outcome=session.state,
         handoff=session.handoff,
@@ -152,7 +155,7 @@ def _log(generation: Generation, seconds: float) -> None:
         discarded_tokens=usage.discarded_tokens,
         handoffs=usage.handoffs,
         resumes=usage.resumes,
-        handoff_ms_p50=generation.handoffs.median(),
+        handoff_ms_p50=times.median(),
         ignored=_ignored(generation),
         seconds=round(seconds, 4),
     )

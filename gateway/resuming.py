@@ -6,11 +6,12 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 import structlog
 
+from gateway import metrics
 from gateway.errors import GatewayError, UpstreamError
+from gateway.metrics import To
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
 from relaygen.events import Output, Role
@@ -19,8 +20,6 @@ from relaygen.session import RelaySession
 log = structlog.get_logger()
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
-
-To = Literal["replica", "same", "role"]
 
 
 @dataclass(slots=True)
@@ -121,6 +120,7 @@ class Resuming:
     def _go_on(self, error: UpstreamError, role: Role, to: To, ids: bool) -> list[Output]:
         session = self.session
         writer = session.role
+        metrics.resumed(self.policy, writer, to, error.cause)
         log.warning(
             "resumed",
             policy=self.policy,

@@ -178,6 +178,12 @@ class Backend(_Section):
             raise ValueError(f"draining: {named} is none of `urls`; add it there")
         return self
 
+    ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities that may have signed the certificates of its "
+        "https URLs; without it, those that the system trusts.",
+    )
+
 
 class Timeouts(_Section):
     """Seconds."""
@@ -264,6 +270,39 @@ class Log(_Section):
     )
 
 
+class Tls(_Section):
+    """The gateway's own certificate: both files or neither."""
+
+    cert: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate and what leads up to its authority; the "
+        "gateway then speaks https, TLS 1.2 at least.",
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file with the certificate's private key, not encrypted."
+    )
+
+    @model_validator(mode="after")
+    def _both(self) -> Tls:
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("cert", "key") if self.key is None else ("key", "cert")
+            raise ValueError(f"tls.{given} is given without tls.{missing}; give both, or neither")
+        return self
+
+
+class Admin(_Section):
+    """A second port for those who run the gateway."""
+
+    host: str = Field(default="127.0.0.1", description="Address of the second port.")
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="A second port, without TLS, for `/metrics`, `/readyz` and `/healthz`; the "
+        "first two are then not on the main one. None: all are there.",
+    )
+
+
 class Settings(BaseSettings):
     """Built once, passed down; nothing reads the environment later."""
 
@@ -289,6 +328,8 @@ class Settings(BaseSettings):
         },
         description="Engines by the name that policies use.",
     )
+    tls: Tls = Tls()
+    admin: Admin = Admin()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
     resume: ResumeSettings = ResumeSettings()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -130,9 +132,21 @@ def _loaded(name: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, cache_dir=_cache_dir())
     except (ImportError, OSError, ValueError) as error:
         raise UpstreamError(
             f"The tokenizer {name!r} can't be loaded: {error}; give a folder or a hub id in the "
             "policy's `tokenizer`, or `auto` for the engine's own"
         ) from error
+
+
+def _cache_dir() -> Path | None:
+    """Where the hub's files go: None (its own place), unless that neither is there nor can be."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    usual = Path(HF_HUB_CACHE)
+    try:
+        usual.mkdir(parents=True, exist_ok=True)  # one that is there may be full, and read-only
+    except OSError:
+        return Path(tempfile.gettempdir(), "relaygen-hub")
+    return None

@@ -77,9 +77,16 @@ class Upstream:
     """One engine's base URL (without /v1) and how to talk to it."""
 
     def __init__(
-        self, session: ClientSession, url: str, api_key: str | None = None, *, bare: bool = False
+        self,
+        session: ClientSession,
+        url: str,
+        api_key: str | None = None,
+        *,
+        bare: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._session = session
+        self._tls = tls or True
         self.url = url
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
@@ -153,6 +160,7 @@ class Upstream:
                         headers={"Content-Type": "application/json", **headers, **self._headers},
                         trace_request_ctx=context,
                         allow_redirects=False,
+                        ssl=self._tls,
                     )
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                     # A pooled connection may be closed by its server just as we write to it. It is
@@ -189,6 +197,12 @@ class _mapped:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         match error:
+            case aiohttp.ClientConnectorCertificateError():
+                raise UnreachableError(
+                    f"The certificate of the engine at {self._url} is not trusted "
+                    f"({error.certificate_error}); name its authority's file in the backend's `ca`",
+                    code="engine_unreachable",
+                ) from error
             case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
                 raise UnreachableError(
                     f"The engine at {self._url} can't be reached ({error}). Is it running?",
@@ -229,8 +243,6 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         content = await response.content.read(_MAX_ERROR_BYTES)
     error = error_of(content)
     message = error.pop("message", None) or f"HTTP status {response.status}"
-    if response.status in BUSY:
-        raise _busy(response, message, error)
     if response.status in REFUSED_KEY:
         refused = UpstreamError(
             f"The engine at {url} refused the gateway's key (HTTP status {response.status}); "
@@ -239,11 +251,21 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
         )
         refused.inside = message
         raise refused.of("status")
+    refusal = _refusal(response, url, message, error)
+    refusal.engines = True
+    raise refusal
+
+
+def _refusal(
+    response: ClientResponse, url: str, message: str, error: dict[str, Any]
+) -> GatewayError:
+    if response.status in BUSY:
+        return _busy(response, message, error)
     if response.status < 500:
-        raise RequestError(message, status=response.status, **error)
+        return RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     failed = UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
-    raise failed.of("status")
+    return failed.of("status")
 
 
 def _busy(response: ClientResponse, message: str, error: dict[str, Any]) -> BusyError:

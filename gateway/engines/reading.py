@@ -108,7 +108,9 @@ def chunk_object(data: bytes, url: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise UpstreamError(f"The engine at {url} sent an event that is no object")
     if chunk.get("error"):
-        raise _told(chunk, error_of(data), url)
+        told = _told(chunk, error_of(data), url)
+        told.engines = True
+        raise told
     return chunk
 
 

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from gateway.app import build_app
 from gateway.listening import runner_of
+from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
 from tests.gateway.fakes import FakeEngine
 from tests.gateway.fakes.engines import CHAT
@@ -63,9 +64,11 @@ class Served:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings, api_key: str = "any") -> AsyncIterator[Served]:
+async def gateway(
+    settings: Settings, api_key: str = "any", source: Source | None = None
+) -> AsyncIterator[Served]:
     """As gateway/server.py runs it."""
-    app = build_app(settings)
+    app = build_app(settings, source)
     runner = runner_of(app, settings)
     await runner.setup()
     try:

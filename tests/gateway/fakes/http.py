@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -150,16 +151,17 @@ class FakeServer:
         self.arrived = asyncio.Event()
         self.connections: list[Connection] = []
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}/v1"
 
     async def start(self) -> None:
         """Listens; a second start, after a stop, takes the same port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, "127.0.0.1", self.port)
+        self._server = await loop.create_server(self._accept, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _accept(self) -> Connection:
