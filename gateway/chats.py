@@ -45,11 +45,10 @@ def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:
 
 async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
     url, decoder = upstream.url, sse.EventDecoder()
+    if response.content_type == "application/json":  # it does not stream
+        yield _as_chunk(chunk_object(await upstream.whole(response), url))
+        return
     async with aclosing(upstream.stream(response)) as reads:
-        if response.content_type == "application/json":  # it does not stream
-            content = b"".join([read async for read in reads])
-            yield _as_chunk(chunk_object(content, url))
-            return
         async for read in reads:
             try:
                 events = decoder.feed(read)

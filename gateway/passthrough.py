@@ -93,8 +93,8 @@ async def translated(
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
-            content = b"".join([read async for read in upstream.stream(answer)])
-            whole = wire.whole(chunk_object(content, upstream.url))
+            completion = chunk_object(await upstream.whole(answer), upstream.url)
+            whole = wire.whole(completion)
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         stream = EventStream(request, wire)
         try:

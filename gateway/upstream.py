@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,8 @@ from gateway.settings import Timeouts
 # uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
 KEEPALIVE_S = 4.0
 _MAX_ERROR_BYTES = 64 * 1024
+# Whole completions with logprobs have some MiB, a million token ids 8.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 REFUSED_KEY = (401, 403)
 """Statuses by which an engine refuses the gateway's key."""
 
@@ -68,14 +70,12 @@ class Upstream:
         data = None if body is None else encoded(body)
         async with self.request("GET" if data is None else "POST", path, data) as response:
             await raise_for_error(response, self.url)
-            with _mapped(self.url):
-                await response.read()
+            await self.whole(response)
 
     async def _json(self, method: str, path: str, data: bytes | None) -> Any:
         async with self.request(method, path, data) as response:
             await raise_for_error(response, self.url)
-            with _mapped(self.url):
-                content = await response.read()
+            content = await self.whole(response)
             try:
                 return orjson.loads(content)
             except orjson.JSONDecodeError:
@@ -128,6 +128,20 @@ class Upstream:
             async for chunk in response.content.iter_any():
                 yield chunk
 
+    async def whole(self, response: ClientResponse) -> bytes:
+        """The body in one piece. Raises UpstreamError where it is larger than any should be."""
+        content = bytearray()
+        async with aclosing(self.stream(response)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise UpstreamError(
+                        f"The engine at {self.url} answered with over {MAX_ANSWER_BYTES} bytes, "
+                        "more than is read in one piece",
+                        code="engine_answer_too_large",
+                    )
+        return bytes(content)
+
 
 class _mapped:
     """Turns aiohttp's errors into ours."""
@@ -176,14 +190,24 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
     """Raises for a status of 400 and up: an engine's 4xx keeps its status and message."""
     if response.status < 400:
         return
-    with _mapped(url):
-        content = await response.content.read(_MAX_ERROR_BYTES)
-    error = error_of(content)
+    error = error_of(await _beginning(response, url))
     message = error.pop("message", None) or f"HTTP status {response.status}"
     if response.status < 500 and response.status not in REFUSED_KEY:
         raise RequestError(message, status=response.status, **error)
     status = response.status if response.status == 503 else 502
     raise UpstreamError(f"The engine at {url} failed: {message}", status=status, **error)
+
+
+async def _beginning(response: ClientResponse, url: str) -> bytes:
+    """What fits of an error's body. How it goes on, or breaks off, matters little."""
+    content = b""
+    with _mapped(url):
+        while left := _MAX_ERROR_BYTES - len(content):
+            read = await response.content.read(left)
+            if not read:
+                break
+            content += read
+    return content
 
 
 def error_of(content: bytes) -> dict[str, Any]:
