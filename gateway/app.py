@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gateway import backends, handlers
 from gateway.context import GATEWAY, ApiKeys, Gateway, Slots
@@ -22,22 +23,7 @@ def build_app(settings: Settings) -> web.Application:
     app = web.Application(
         middlewares=[frame], client_max_size=int(settings.limits.body_mib * 1024 * 1024)
     )
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", handlers.chat_completions),
-            web.post("/v1/completions", handlers.completions),
-            web.post("/v1/messages", handlers.messages),
-            web.post("/v1/messages/count_tokens", handlers.count_tokens),
-            web.post("/v1/responses", handlers.responses),
-            web.get("/v1/models", handlers.models),
-            web.get("/v1/models/{model:.+}", handlers.model),
-            web.post("/tokenize", handlers.anything),
-            web.post("/detokenize", handlers.anything),
-            web.route("*", "/v1/{path:.+}", handlers.anything),
-            web.get("/healthz", handlers.healthz),
-            web.get("/readyz", handlers.readyz),
-        ]
-    )
+    app.add_routes(_routes())
     app.on_response_prepare.append(on_prepare)
 
     async def running(app: web.Application) -> AsyncIterator[None]:
@@ -64,6 +50,35 @@ def build_app(settings: Settings) -> web.Application:
 
     app.cleanup_ctx.append(running)
     return app
+
+
+def _routes() -> list[web.RouteDef]:
+    def get(path: str, handler: Handler) -> web.RouteDef:
+        return web.get(path, handler, expect_handler=_expected)
+
+    def post(path: str, handler: Handler) -> web.RouteDef:
+        return web.post(path, handler, expect_handler=_expected)
+
+    return [
+        post("/v1/chat/completions", handlers.chat_completions),
+        post("/v1/completions", handlers.completions),
+        post("/v1/messages", handlers.messages),
+        post("/v1/messages/count_tokens", handlers.count_tokens),
+        post("/v1/responses", handlers.responses),
+        get("/v1/models", handlers.models),
+        get("/v1/models/{model:.+}", handlers.model),
+        post("/tokenize", handlers.anything),
+        post("/detokenize", handlers.anything),
+        web.route("*", "/v1/{path:.+}", handlers.anything, expect_handler=_expected),
+        get("/healthz", handlers.healthz),
+        get("/readyz", handlers.readyz),
+    ]
+
+
+async def _expected(request: web.Request) -> None:
+    """Other expectations than this one may be ignored; aiohttp's handler breaks on some."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _tell(task: asyncio.Task[None]) -> None:

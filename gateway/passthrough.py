@@ -43,7 +43,8 @@ _HOP_BY_HOP = frozenset(
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
-_FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,512})\r\n')
+_FORM_MODEL = re.compile(rb'[; ]name="model"')
+_MAX_MODEL_CHARS = 512
 
 
 async def pass_through(
@@ -123,22 +124,36 @@ def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) 
 
 def renamed(content: bytes, content_type: str, model: str) -> bytes:
     """A body of any kind, with another model named in it. RequestError: it names none."""
-    if content_type.startswith("multipart/") and (found := _FORM_MODEL.search(content)):
-        return content[: found.start(1)] + model.encode() + content[found.end(1) :]
+    if content_type.startswith("multipart/") and (found := _form_model(content)):
+        return content[: found.start] + model.encode() + content[found.stop :]
     return encoded(for_model(parse_object(content), model, {}))
 
 
 def model_in(content: bytes, content_type: str) -> str | None:
     """The model that a body of any kind names: JSON, or a form with files."""
     if content_type.startswith("multipart/"):
-        found = _FORM_MODEL.search(content)
-        return found.group(1).decode(errors="replace") if found else None
+        found = _form_model(content)
+        return content[found].decode(errors="replace") if found else None
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
     model = body.get("model") if isinstance(body, dict) else None
     return model if isinstance(model, str) else None
+
+
+def _form_model(content: bytes) -> slice | None:
+    """Where the value of a form's field `model` stands; each byte is looked at but once or twice."""
+    at = 0
+    while named := _FORM_MODEL.search(content, at):
+        head = content.find(b"\r\n\r\n", named.end())
+        if head < 0:
+            return None
+        at = head + 4
+        end = content.find(b"\r\n", at, at + _MAX_MODEL_CHARS + 2)
+        if end > at:
+            return slice(at, end)
+    return None
 
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
