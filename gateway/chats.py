@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import ClientResponse
 
 from gateway import sse
+from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import UpstreamError
 from gateway.upstream import Upstream
@@ -46,7 +47,10 @@ def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:
 async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
     url, decoder = upstream.url, sse.EventDecoder()
     if response.content_type == "application/json":  # it does not stream
-        yield _as_chunk(chunk_object(await upstream.whole(response), url))
+        completion = chunk_object(await upstream.whole(response), url)
+        with reading(url, "a completion"):
+            chunk = _as_chunk(completion)
+        yield chunk
         return
     async with aclosing(upstream.stream(response)) as reads:
         async for read in reads:

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway import sse
 from gateway.chats import chat_chunks
+from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
 from gateway.openai_api import parse_object
@@ -95,8 +96,9 @@ async def translated(
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
             completion = chunk_object(await upstream.whole(answer), upstream.url)
-            whole = wire.whole(completion)
-            return web.Response(body=orjson.dumps(whole), content_type="application/json")
+            with reading(upstream.url, "a completion"):
+                told = orjson.dumps(wire.whole(completion))
+            return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:
             await _translate(upstream, answer, stream)
@@ -110,7 +112,9 @@ async def translated(
 async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventStream) -> None:
     async with aclosing(chat_chunks(upstream, answer)) as chunks:
         async for chunk in chunks:
-            await stream.send(stream.wire.chunk(chunk))
+            with reading(upstream.url, "a chunk"):
+                told = stream.wire.chunk(chunk)
+            await stream.send(told)
             if stream.left:
                 return
     await stream.send(stream.wire.end())
@@ -143,7 +147,7 @@ def model_in(content: bytes, content_type: str) -> str | None:
 
 
 def _form_model(content: bytes) -> slice | None:
-    """Where the value of a form's field `model` stands; each byte is looked at but once or twice."""
+    """Where the value of a form's field `model` stands; looked for in one pass."""
     at = 0
     while named := _FORM_MODEL.search(content, at):
         head = content.find(b"\r\n\r\n", named.end())

@@ -218,12 +218,18 @@ def error_of(content: bytes) -> dict[str, Any]:
         return {"message": content[:500].decode(errors="replace")}
     error = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(error, dict):
-        return {"message": str(error)[:500]}
+        return {"message": _said(error)[:500]}
     message = error.get("message", error.get("detail"))  # FastAPI's own errors have a detail
-    keys = ("type", "param", "code")
-    found = {key: error[key] for key in keys if error.get(key) is not None}
+    found = {key: error[key] for key in ("type", "param") if isinstance(error.get(key), str)}
+    if isinstance(code := error.get("code"), str | int):
+        found["code"] = code
     return found if message is None else {"message": _said(message), **found}
 
 
 def _said(message: object) -> str:
-    return message if isinstance(message, str) else orjson.dumps(message)[:500].decode()
+    if isinstance(message, str):
+        return message
+    try:
+        return orjson.dumps(message)[:500].decode(errors="replace")
+    except TypeError:  # orjson reads deeper nesting than it writes
+        return "what is nested too deeply to be told"

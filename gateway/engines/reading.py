@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway import sse
+from gateway.engines.answers import MISREAD
 from gateway.errors import GatewayError, RequestError, UpstreamError
 from gateway.upstream import error_of
 from relaygen.events import DecodeChunk, DecodeFinished, Event, Piece, TopLogprob
@@ -87,7 +88,7 @@ def _read(
         return pieces, UpstreamError(f"The engine at {url} sent {error}")
     except GatewayError as error:
         return pieces, error
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except MISREAD as error:
         kind = type(reader).__name__
         return pieces, UpstreamError(
             f"The engine at {url} sent a chunk that {kind} can't read: {error!r}"

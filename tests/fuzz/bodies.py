@@ -166,11 +166,11 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     body = {"model": model, **_MINIMAL[path], **{name: more[name] for name in names}}
     body = json.loads(json.dumps(body))  # its own, to be changed
     for _ in range(draw(st.integers(0, 3))):
-        _spoil(draw, body)
+        spoil(draw, body)
     return path, written(body)
 
 
-def _spoil(draw: st.DrawFn, value: Any) -> None:
+def spoil(draw: st.DrawFn, value: Any) -> None:
     """Changes something somewhere inside."""
     while True:
         places = list(value) if isinstance(value, dict) else list(range(len(value)))

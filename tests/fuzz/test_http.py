@@ -105,7 +105,6 @@ HEADERS = st.dictionaries(
             "multipart/form-data; boundary=x",
             "application/json; charset=utf-16",
             "gzip",
-            "deflate",
             "br",
             "zstd",
             "100-continue",
