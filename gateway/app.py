@@ -72,6 +72,7 @@ def _routes() -> list[web.RouteDef]:
         web.route("*", "/v1/{path:.+}", handlers.anything, expect_handler=_expected),
         get("/healthz", handlers.healthz),
         get("/readyz", handlers.readyz),
+        get("/openapi.json", handlers.described),
     ]
 
 
