@@ -39,9 +39,13 @@ async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGene
 
 def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
+    if not isinstance(choices, list) or not all(map(_readable, choices)):
         raise UpstreamError(f"The engine at {url} sent a chunk whose choices can't be read")
     return choices
+
+
+def _readable(choice: object) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str | None)
 
 
 async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:

@@ -117,7 +117,9 @@ async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventSt
             await stream.send(told)
             if stream.left:
                 return
-    await stream.send(stream.wire.end())
+    with reading(upstream.url, "a reply"):
+        told = stream.wire.end()
+    await stream.send(told)
 
 
 def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""Engines that answer at endless length, or with JSON of another shape than they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway import upstream
+from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Request, story
+from tests.gateway.fakes.http import Connection
+from tests.gateway.support import POLICY, STORY, USER, Served, Stage, until_ready
+
+CHAT = "/v1/chat/completions"
+LOOK = [
+    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}
+]
+
+
+class Odd(FakeEngine):
+    """Answers with `odd` on the paths that it has."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.odd: dict[str, bytes] = {}
+        self.kind = "application/json"
+        self.endless = False
+
+    async def answer(self, request: Request, connection: Connection) -> None:
+        if (content := self.odd.get(request.path)) is None:
+            await super().answer(request, connection)
+            return
+        connection.begin(self.kind)
+        connection.send(content)
+        while self.endless and not connection.gone.is_set():
+            connection.send(content)
+            if connection.unread.is_set():
+                await connection.read.wait()
+            await asyncio.sleep(0)
+        connection.end()
+
+
+class OddVllm(Odd, FakeVllm):
+    pass
+
+
+class OddLlamaCpp(Odd, FakeLlamaCpp):
+    pass
+
+
+async def pair(stage: Stage, kind: type[Odd] = OddVllm) -> tuple[Served, Odd]:
+    large, small = kind(story(*STORY), model="big"), kind(story(*STORY), model="tiny")
+    served = await stage.pair(large, small)
+    await until_ready(served, 200)
+    return served, large
+
+
+async def post(served: Served, path: str, **body: Any) -> tuple[int, bytes]:
+    content = {"model": POLICY, "max_tokens": 99, **body}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(served.url + path, json=content) as response,
+    ):
+        return response.status, await response.read()
+
+
+# ---- endless ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "path", "request_"),
+    [
+        ("/tokenize", CHAT, {"messages": USER}),
+        (CHAT, "/v1/messages", {"messages": LOOK}),
+        (CHAT, "/v1/messages", {"messages": LOOK, "stream": True}),
+    ],
+)
+async def test_an_endless_answer_is_given_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, odd: str, path: str, request_: dict[str, Any]
+) -> None:
+    served, large = await pair(stage)
+    monkeypatch.setattr(upstream, "MAX_ANSWER_BYTES", 1_000_000)
+    large.odd, large.endless = {odd: b" " * 50_000}, True
+    status, content = await post(served, path, **request_)
+    assert status == 502
+    assert "answered with over 1000000 bytes" in json.loads(content)["error"]["message"]
+
+
+async def test_an_endless_error_is_told_by_its_beginning(stage: Stage) -> None:
+    served, large = await pair(stage)
+    message = "x" * 100_000
+    large.refusals = {"/v1/completions": (400, json.dumps({"message": message}).encode())}
+    status, content = await post(served, CHAT, messages=USER)
+    assert status == 400
+    assert len(json.loads(content)["error"]["message"]) <= 500
+
+
+# ---- of another shape ---------------------------------------------------------------------------
+
+ODD_JSON = [
+    *(b"{}", b"[]", b"null", b"5", b"[" * 1000 + b"]" * 1000),
+    b'{"tokens": 5, "prompt": 5, "content": 5}',
+    b'{"tokens": ["a"], "prompt": [], "content": {}}',
+    b'{"tokens": [1.5], "prompt": null, "content": null}',
+]
+
+
+@pytest.mark.parametrize("kind", [OddVllm, OddLlamaCpp])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages/count_tokens"])
+async def test_a_tokenizer_that_answers_oddly_is_the_engines_fault(
+    stage: Stage, kind: type[Odd], path: str
+) -> None:
+    served, large = await pair(stage, kind)
+    for odd in ODD_JSON:
+        large.odd = {"/tokenize": odd, "/apply-template": odd}
+        status, content = await post(served, path, messages=USER)
+        assert status == 502, content
+        assert large.url.removesuffix("/v1") in json.loads(content)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        b'{"choices": 5}',
+        b'{"choices": [5]}',
+        b'{"choices": [{"message": 5}]}',
+        b'{"choices": [{"message": {"tool_calls": [5]}, "finish_reason": "stop"}]}',
+        b'{"choices": [{"message": {"content": "a"}, "finish_reason": ["stop"]}]}',
+        b'{"choices": [{"message": {}, "finish_reason": "stop"}], "usage": 5}',
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_of_another_shape_is_the_engines_fault(
+    stage: Stage, completion: bytes, stream: bool
+) -> None:
+    served, large = await pair(stage)
+    large.odd = {CHAT: completion}
+    for path, body in (
+        ("/v1/messages", {"messages": LOOK}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "http://x"}]}]}),
+    ):  # fmt: skip
+        status, content = await post(served, path, stream=stream, **body)
+        assert status == 502 or (stream and b'"error"' in content), content
+        assert b"end_turn" not in content
+        assert b"response.completed" not in content
+
+
+@pytest.mark.parametrize("expect", ["else", "100-continue, else"])
+async def test_other_expectations_are_ignored(stage: Stage, expect: str) -> None:
+    served = await stage.pair(FakeVllm(), FakeVllm())
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(served.url + "/v1/models", headers={"Expect": expect}) as response,
+    ):
+        assert response.status == 200
