@@ -11,6 +11,7 @@ import orjson
 from gateway import sse
 from gateway.engines.answers import MISREAD
 from gateway.errors import GatewayError, RequestError, UpstreamError
+from gateway.nesting import MAX_DEPTH, too_deep
 from gateway.upstream import error_of
 from relaygen.events import DecodeChunk, DecodeFinished, Event, Piece, TopLogprob
 
@@ -104,6 +105,8 @@ def chunk_object(data: bytes, url: str) -> dict[str, Any]:
         raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
     if not isinstance(chunk, dict):
         raise UpstreamError(f"The engine at {url} sent an event that is no object")
+    if too_deep(data, chunk):
+        raise UpstreamError(f"The engine at {url} sent an event nested over {MAX_DEPTH} levels")
     if chunk.get("error"):
         raise _told(chunk, error_of(data), url)
     return chunk

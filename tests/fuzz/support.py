@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from gateway import log
+from gateway.settings import Log
 from tests.gateway.support import Served, Stage
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS") or 20)
@@ -75,6 +77,7 @@ class Running:
 
 @contextmanager
 def background(folder: Path, start: Callable[[Stage], Awaitable[Served]]) -> Iterator[Running]:
+    log.configure(Log(level="error", format="json"))  # a client's errors are no news here
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from gateway import upstream
-from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Request, story
+from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Request, Tokenizer, story
 from tests.gateway.fakes.http import Connection
 from tests.gateway.support import POLICY, STORY, USER, Served, Stage, until_ready
 
@@ -52,8 +52,9 @@ class OddLlamaCpp(Odd, FakeLlamaCpp):
 
 
 async def pair(stage: Stage, kind: type[Odd] = OddVllm) -> tuple[Served, Odd]:
-    large, small = kind(story(*STORY), model="big"), kind(story(*STORY), model="tiny")
-    served = await stage.pair(large, small)
+    tokens = Tokenizer()
+    large = kind(story(*STORY), model="big", tokenizer=tokens)
+    served = await stage.pair(large, kind(story(*STORY), model="tiny", tokenizer=tokens))
     await until_ready(served, 200)
     return served, large
 
@@ -147,6 +148,33 @@ async def test_a_completion_of_another_shape_is_the_engines_fault(
         assert status == 502 or (stream and b'"error"' in content), content
         assert b"end_turn" not in content
         assert b"response.completed" not in content
+
+
+@pytest.mark.parametrize("depth", [199, 250, 950, 1020])
+@pytest.mark.parametrize("field", ["model", "seed", "metadata", "relaygen", "messages"])
+async def test_a_body_may_be_nested_so_deep(stage: Stage, depth: int, field: str) -> None:
+    served, _ = await pair(stage)
+    rest = {"model": POLICY, "messages": USER, "max_tokens": 9, "metadata": {}}
+    rest.pop(field, None)
+    deep = f'{json.dumps(rest)[:-1]}, "{field}": ' + "[" * depth + "]" * depth + "}"
+    async with aiohttp.ClientSession() as session:
+        for path in (CHAT, "/v1/messages", "/v1/messages/count_tokens"):
+            async with session.post(served.url + path, data=deep) as response:
+                told = await response.json()
+                assert response.status in ((200, 400) if depth < 200 else (400,)), told
+                if depth > 200:
+                    assert "at most 200 levels" in told["error"]["message"]
+
+
+async def test_events_may_be_nested_so_deep(stage: Stage) -> None:
+    served, large = await pair(stage)
+    for depth in (250, 950, 1020):
+        nested = b"[" * depth + b"]" * depth
+        choice = b'{"index": 0, "delta": {"content": "a"}, "odd": %s}' % nested
+        large.odd, large.kind = {CHAT: b'data: {"choices": [%s]}\n\n' % choice}, "text/event-stream"
+        status, content = await post(served, "/v1/messages", messages=LOOK, stream=True)
+        assert status == 502
+        assert "nested over 200 levels" in json.loads(content)["error"]["message"]
 
 
 @pytest.mark.parametrize("expect", ["else", "100-continue, else"])
