@@ -29,7 +29,8 @@ class ChunkReader(ABC):
 
     def read(self, chunk: dict[str, Any]) -> list[Piece]:
         if usage := chunk.get("usage"):
-            self.tokens = usage.get("completion_tokens")
+            told = usage.get("completion_tokens")
+            self.tokens = told if type(told) is int else None
         choices = chunk.get("choices")
         if not choices:
             return []
@@ -84,7 +85,7 @@ def _read(
             if data == sse.DONE:
                 reader.done = True
             else:
-                pieces += reader.read(chunk_object(data, url))
+                pieces += map(_sound, reader.read(chunk_object(data, url)))
     except sse.EventTooLargeError as error:
         return pieces, UpstreamError(f"The engine at {url} sent {error}")
     except GatewayError as error:
@@ -95,6 +96,14 @@ def _read(
             f"The engine at {url} sent a chunk that {kind} can't read: {error!r}"
         )
     return pieces, None
+
+
+def _sound(piece: Piece) -> Piece:
+    """Raises TypeError for what the session can't take, with which it would break later."""
+    whole = type(piece.text) is str and type(piece.tokens) is int and piece.tokens >= 0
+    if not whole or any(type(i) is not int for i in piece.ids):
+        raise TypeError("a text, token ids or a count that is none")
+    return piece
 
 
 def chunk_object(data: bytes, url: str) -> dict[str, Any]:

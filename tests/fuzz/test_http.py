@@ -139,6 +139,8 @@ def test_any_request(gateway: Running) -> None:
     )
 
     def check(method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        if not headers.get("Expect", "").isascii():
+            del headers["Expect"]  # where there is no route, aiohttp breaks on it by itself
         answer = ask(url, method, path, body, headers)
         # aiohttp's own word on a request that it can't read
         if answer.status not in (400, 417) or "x-request-id" in answer.headers:

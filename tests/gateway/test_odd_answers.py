@@ -185,3 +185,26 @@ async def test_other_expectations_are_ignored(stage: Stage, expect: str) -> None
         session.get(served.url + "/v1/models", headers={"Expect": expect}) as response,
     ):
         assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"text": [1], "token_ids": [5]},
+        {"text": {"a": 1}},
+        {"text": 5, "finish_reason": "stop"},
+        {"text": "a", "token_ids": ["x"]},
+        {"text": "a", "token_ids": 5},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_of_another_shape_is_the_engines_fault(
+    stage: Stage, choice: dict[str, Any], stream: bool
+) -> None:
+    served, large = await pair(stage)
+    chunk = json.dumps({"choices": [choice], "usage": {"completion_tokens": "many"}})
+    large.odd = {"/v1/completions": f"data: {chunk}\n\ndata: [DONE]\n\n".encode()}
+    large.kind = "text/event-stream"
+    status, content = await post(served, CHAT, messages=USER, stream=stream)
+    assert status == 502 or (stream and b'"error"' in content), content
+    assert b"stop" not in content
