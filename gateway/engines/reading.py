@@ -85,7 +85,9 @@ def _read(
             if data == sse.DONE:
                 reader.done = True
             else:
-                pieces += map(_sound, reader.read(chunk_object(data, url)))
+                read = reader.read(chunk_object(data, url))
+                _check(read)
+                pieces += read
     except sse.EventTooLargeError as error:
         return pieces, UpstreamError(f"The engine at {url} sent {error}")
     except GatewayError as error:
@@ -98,12 +100,14 @@ def _read(
     return pieces, None
 
 
-def _sound(piece: Piece) -> Piece:
+def _check(pieces: list[Piece]) -> None:
     """Raises TypeError for what the session can't take, with which it would break later."""
-    whole = type(piece.text) is str and type(piece.tokens) is int and piece.tokens >= 0
-    if not whole or any(type(i) is not int for i in piece.ids):
-        raise TypeError("a text, token ids or a count that is none")
-    return piece
+    for text, ids, tokens, _, _ in pieces:
+        if type(text) is not str or type(tokens) is not int or tokens < 0:
+            raise TypeError("a text or a count that is none")
+        for token in ids:
+            if type(token) is not int:
+                raise TypeError("a token id that is none")
 
 
 def chunk_object(data: bytes, url: str) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def chunk_object(data: bytes, url: str) -> dict[str, Any]:
         raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
     if not isinstance(chunk, dict):
         raise UpstreamError(f"The engine at {url} sent an event that is no object")
-    if too_deep(data, chunk):
+    if len(data) > 2 * MAX_DEPTH and too_deep(data, chunk):
         raise UpstreamError(f"The engine at {url} sent an event nested over {MAX_DEPTH} levels")
     if chunk.get("error"):
         raise _told(chunk, error_of(data), url)
