@@ -1,10 +1,11 @@
-# make demo | test | check | serve | chaos | test-clients | test-vllm | bench-overload | setup | clean
+# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench-overload | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+FUZZ_SECONDS ?= 20
 
-.PHONY: demo test check serve chaos test-clients test-vllm bench-vllm bench-overload setup docs clean
+.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench-vllm bench-overload setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -18,6 +19,9 @@ check: setup  ## format, lint, types, import rule, the core's tests at full bran
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/relaygen --cov --cov-report=term-missing
+
+fuzz: setup  ## made-up input for FUZZ_SECONDS a part; FUZZ_SEED=n replays a run
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -m fuzz -s --show-capture=no tests/fuzz $(ARGS)
 
 serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
 	$(BIN)/relaygen serve $(ARGS)

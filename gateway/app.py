@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 from aiohttp import ClientSession, web
 
@@ -19,19 +20,30 @@ from gateway.reloading import RELOADER, Reloader, Source, Watchers, started
 from gateway.settings import Backend, Settings
 from gateway.upstream import client_session
 
-_HEALTH = [web.get("/healthz", handlers.healthz)]
-_OPERATION = [web.get("/readyz", handlers.readyz), web.get("/metrics", handlers.scraped)]
+
+async def _expected(request: web.Request) -> None:
+    """Other expectations than this one may be ignored; aiohttp's handler breaks on some."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+_post = partial(web.post, expect_handler=_expected)
+_get = partial(web.get, expect_handler=_expected)
+
+_HEALTH = [_get("/healthz", handlers.healthz)]
+_OPERATION = [_get("/readyz", handlers.readyz), _get("/metrics", handlers.scraped)]
 _API = [
-    web.post("/v1/chat/completions", handlers.chat_completions),
-    web.post("/v1/completions", handlers.completions),
-    web.post("/v1/messages", handlers.messages),
-    web.post("/v1/messages/count_tokens", handlers.count_tokens),
-    web.post("/v1/responses", handlers.responses),
-    web.get("/v1/models", handlers.models),
-    web.get("/v1/models/{model:.+}", handlers.model),
-    web.post("/tokenize", handlers.anything),
-    web.post("/detokenize", handlers.anything),
-    web.route("*", "/v1/{path:.+}", handlers.anything),
+    _post("/v1/chat/completions", handlers.chat_completions),
+    _post("/v1/completions", handlers.completions),
+    _post("/v1/messages", handlers.messages),
+    _post("/v1/messages/count_tokens", handlers.count_tokens),
+    _post("/v1/responses", handlers.responses),
+    _get("/v1/models", handlers.models),
+    _get("/v1/models/{model:.+}", handlers.model),
+    _post("/tokenize", handlers.anything),
+    _post("/detokenize", handlers.anything),
+    web.route("*", "/v1/{path:.+}", handlers.anything, expect_handler=_expected),
+    _get("/openapi.json", handlers.described),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import ClientResponse
 
 from gateway import sse
+from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import UpstreamError
 from gateway.upstream import Upstream
@@ -38,18 +39,24 @@ async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGene
 
 def _choices(chunk: Chunk, url: str) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
+    if not isinstance(choices, list) or not all(map(_readable, choices)):
         raise UpstreamError(f"The engine at {url} sent a chunk whose choices can't be read")
     return choices
 
 
+def _readable(choice: object) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str | None)
+
+
 async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
     url, decoder = upstream.url, sse.EventDecoder()
+    if response.content_type == "application/json":  # it does not stream
+        completion = chunk_object(await upstream.whole(response), url)
+        with reading(url, "a completion"):
+            chunk = _as_chunk(completion)
+        yield chunk
+        return
     async with aclosing(upstream.stream(response)) as reads:
-        if response.content_type == "application/json":  # it does not stream
-            content = b"".join([read async for read in reads])
-            yield _as_chunk(chunk_object(content, url))
-            return
         async for read in reads:
             try:
                 events = decoder.feed(read)

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from gateway import metrics, openai_api
+from gateway import metrics, openai_api, openapi
 from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.backends import Replica
@@ -269,6 +269,10 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
         pair = {"large": policy.large.model, "small": policy.small.model}
         return {**head, "owned_by": "relaygen", "relaygen": pair}
     return {**head, "owned_by": "engine"}
+
+
+async def described(request: web.Request) -> web.Response:
+    return web.json_response(openapi.document())
 
 
 async def healthz(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import orjson
 
 from gateway.errors import RequestError
+from gateway.nesting import MAX_DEPTH, too_deep
 from relaygen.events import Role
 from relaygen.session import Limits
 
@@ -144,6 +145,8 @@ def parse_object(content: bytes) -> dict[str, Any]:
         raise RequestError(f"The body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(f"The body must be a JSON object, not {_kind(body)}")
+    if too_deep(content, body):
+        raise RequestError(f"The body is nested too deeply: at most {MAX_DEPTH} levels")
     return body
 
 

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway import sse
 from gateway.chats import chat_chunks
+from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
 from gateway.openai_api import parse_object
@@ -61,7 +62,8 @@ _NOT_FOR_CLIENTS = frozenset(
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
-_FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,512})\r\n')
+_FORM_MODEL = re.compile(rb'[; ]name="model"')
+_MAX_MODEL_CHARS = 512
 
 
 async def pass_through(
@@ -114,9 +116,10 @@ async def translated(
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
-            content = b"".join([read async for read in upstream.stream(answer)])
-            whole = wire.whole(chunk_object(content, upstream.url))
-            return web.Response(body=orjson.dumps(whole), content_type="application/json")
+            completion = chunk_object(await upstream.whole(answer), upstream.url)
+            with reading(upstream.url, "a completion"):
+                told = orjson.dumps(wire.whole(completion))
+            return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:
             await _translate(upstream, answer, stream)
@@ -130,10 +133,14 @@ async def translated(
 async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventStream) -> None:
     async with aclosing(chat_chunks(upstream, answer)) as chunks:
         async for chunk in chunks:
-            await stream.send(stream.wire.chunk(chunk))
+            with reading(upstream.url, "a chunk"):
+                told = stream.wire.chunk(chunk)
+            await stream.send(told)
             if stream.left:
                 return
-    await stream.send(stream.wire.end())
+    with reading(upstream.url, "a reply"):
+        told = stream.wire.end()
+    await stream.send(told)
 
 
 def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,22 +151,36 @@ def for_model(body: Mapping[str, Any], model: str, sampling: Mapping[str, Any]) 
 
 def renamed(content: bytes, content_type: str, model: str) -> bytes:
     """A body of any kind, with another model named in it. RequestError: it names none."""
-    if content_type.startswith("multipart/") and (found := _FORM_MODEL.search(content)):
-        return content[: found.start(1)] + model.encode() + content[found.end(1) :]
+    if content_type.startswith("multipart/") and (found := _form_model(content)):
+        return content[: found.start] + model.encode() + content[found.stop :]
     return encoded(for_model(parse_object(content), model, {}))
 
 
 def model_in(content: bytes, content_type: str) -> str | None:
     """The model that a body of any kind names: JSON, or a form with files."""
     if content_type.startswith("multipart/"):
-        found = _FORM_MODEL.search(content)
-        return found.group(1).decode(errors="replace") if found else None
+        found = _form_model(content)
+        return content[found].decode(errors="replace") if found else None
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
     model = body.get("model") if isinstance(body, dict) else None
     return model if isinstance(model, str) else None
+
+
+def _form_model(content: bytes) -> slice | None:
+    """Where the value of a form's field `model` stands; looked for in one pass."""
+    at = 0
+    while named := _FORM_MODEL.search(content, at):
+        head = content.find(b"\r\n\r\n", named.end())
+        if head < 0:
+            return None
+        at = head + 4
+        end = content.find(b"\r\n", at, at + _MAX_MODEL_CHARS + 2)
+        if end > at:
+            return slice(at, end)
+    return None
 
 
 def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:

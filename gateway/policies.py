@@ -11,6 +11,7 @@ import structlog
 
 from relaygen.errors import PolicyError, Problem
 from relaygen.policy import Policy, load_policy, policy_warnings
+from relaygen.policy_yaml import MAX_CHARS, too_large
 
 log = structlog.get_logger()
 
@@ -20,15 +21,26 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 def read_policy(path: Path) -> Policy:
     """The policy in a file. PolicyError names the file and every problem."""
+    source = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     except OSError as error:
-        raise PolicyError(
-            [Problem(str(path), "(file)", f"can't be read: {error.strerror}")]
-        ) from None
+        raise PolicyError([Problem(source, "(file)", f"can't be read: {error.strerror}")]) from None
     except UnicodeDecodeError as error:
-        raise PolicyError([Problem(str(path), "(file)", f"is not UTF-8: {error}")]) from None
-    return load_policy(text, str(path))
+        raise PolicyError([Problem(source, "(file)", f"is not UTF-8: {error}")]) from None
+    return load_policy(text, source)
+
+
+def _text(path: Path) -> str:
+    """Of no more than a policy may have; what is no file (a pipe, say) is never waited for."""
+    if path.exists() and not path.is_file():
+        message = "is no regular file"
+        raise PolicyError([Problem(str(path), "(file)", message, "put the policy's YAML there")])
+    with path.open("rb") as file:
+        content = file.read(MAX_CHARS + 1)
+    if len(content) > MAX_CHARS:
+        raise too_large(str(path))
+    return content.decode()
 
 
 class PolicyStore:

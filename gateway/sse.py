@@ -7,7 +7,9 @@ lines, comments, any line end (LF, CR, CRLF), a byte order mark, any cut of the 
 from __future__ import annotations
 
 DONE = b"[DONE]"
-MAX_EVENT_BYTES = 16 * 1024 * 1024
+# vLLM's first chunk has the ids of the whole prompt: a million of them at about 8 bytes each. Other
+# events have some KiB. The bound is one stream's: 500 broken ones at once may take 5 GiB.
+MAX_EVENT_BYTES = 10 * 1024 * 1024
 
 
 class EventTooLargeError(Exception):
@@ -15,14 +17,19 @@ class EventTooLargeError(Exception):
 
 
 class EventDecoder:
-    """Feed bytes as they come; get the data of the events that are complete."""
+    """Feed bytes as they come; get the data of the events that are complete.
 
-    __slots__ = ("_buffer", "_data", "_size", "_skip_lf", "_started")
+    Takes time linear in the bytes, however they are cut, and keeps no more than MAX_EVENT_BYTES
+    and the last chunk: an unfinished line and an unfinished event.
+    """
+
+    __slots__ = ("_data", "_line", "_skip_lf", "_started")
 
     def __init__(self) -> None:
-        self._buffer = b""
-        self._data: list[bytes] = []
-        self._size = 0
+        # Grown in place where there is more than one part: joined anew each time, a line of many
+        # small chunks would take time quadratic in its length.
+        self._line = bytearray()
+        self._data: bytes | bytearray = b""
         self._skip_lf = False
         self._started = False
 
@@ -35,28 +42,42 @@ class EventDecoder:
         if not self._started and lines:
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
             self._started = True
-        events = []
+        events, data = [], self._data
         for line in lines:
             if not line:
-                if self._data:
-                    events.append(b"\n".join(self._data))
-                    self._data, self._size = [], 0
+                if data:
+                    events.append(data if type(data) is bytes else bytes(data))
+                    data = b""
             elif line.startswith(b"data:"):
                 value = line[5:].removeprefix(b" ")
-                self._size += len(value)
-                if value or self._data:
-                    self._data.append(value)
-        if len(self._buffer) + self._size > MAX_EVENT_BYTES:
+                data = _joined(data, value) if data else value
+        self._data = data
+        if len(self._line) + len(data) > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of over {MAX_EVENT_BYTES} bytes")
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
+        """The lines that `chunk` completes."""
         if b"\r" in chunk:
             self._skip_lf = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = (self._buffer + chunk).split(b"\n")
-        self._buffer = lines.pop()
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
+        if self._line and lines:
+            self._line += lines[0]
+            lines[0] = bytes(self._line)
+            self._line = bytearray()
+        if rest:
+            self._line += rest
         return lines
+
+
+def _joined(data: bytes | bytearray, value: bytes) -> bytearray:
+    """Grows in place from the second line on."""
+    grown = data if isinstance(data, bytearray) else bytearray(data)
+    grown += b"\n"
+    grown += value
+    return grown
 
 
 def event(data: bytes) -> bytes:

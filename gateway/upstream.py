@@ -30,6 +30,8 @@ _MAX_ERROR_BYTES = 64 * 1024
 _MAX_DIGITS = 5  # of a Retry-After: a day
 BUSY = (408, 425, 429)
 """Statuses of 4xx that tell of the moment: another replica may do, or the same one later."""
+# Whole completions with logprobs have some MiB, a million token ids 8.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 REFUSED_KEY = (401, 403)
 """Statuses by which an engine refuses the gateway's key."""
 
@@ -106,14 +108,12 @@ class Upstream:
         data = None if body is None else encoded(body)
         async with self.request("GET" if data is None else "POST", path, data) as response:
             await raise_for_error(response, self.url)
-            with _mapped(self.url):
-                await response.read()
+            await self.whole(response)
 
     async def _json(self, method: str, path: str, data: bytes | None) -> Any:
         async with self.request(method, path, data) as response:
             await raise_for_error(response, self.url)
-            with _mapped(self.url):
-                content = await response.read()
+            content = await self.whole(response)
             try:
                 return orjson.loads(content)
             except orjson.JSONDecodeError:
@@ -185,6 +185,20 @@ class Upstream:
             async for chunk in response.content.iter_any():
                 yield chunk
 
+    async def whole(self, response: ClientResponse) -> bytes:
+        """The body in one piece. Raises UpstreamError where it is larger than any should be."""
+        content = bytearray()
+        async with aclosing(self.stream(response)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise UpstreamError(
+                        f"The engine at {self.url} answered with over {MAX_ANSWER_BYTES} bytes, "
+                        "more than is read in one piece",
+                        code="engine_answer_too_large",
+                    )
+        return bytes(content)
+
 
 class _mapped:
     """Turns aiohttp's errors into ours."""
@@ -239,9 +253,7 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
     """Raises for a status of 400 and up: an engine's 4xx keeps its status and message."""
     if response.status < 400:
         return
-    with _mapped(url):
-        content = await response.content.read(_MAX_ERROR_BYTES)
-    error = error_of(content)
+    error = error_of(await _beginning(response, url))
     message = error.pop("message", None) or f"HTTP status {response.status}"
     if response.status in REFUSED_KEY:
         refused = UpstreamError(
@@ -277,6 +289,18 @@ def _busy(response: ClientResponse, message: str, error: dict[str, Any]) -> Busy
     return busy
 
 
+async def _beginning(response: ClientResponse, url: str) -> bytes:
+    """What fits of an error's body. How it goes on, or breaks off, matters little."""
+    content = b""
+    with _mapped(url):
+        while left := _MAX_ERROR_BYTES - len(content):
+            read = await response.content.read(left)
+            if not read:
+                break
+            content += read
+    return content
+
+
 def error_of(content: bytes) -> dict[str, Any]:
     """message, type, param and code of an engine's error, from whichever shape it has."""
     try:
@@ -285,12 +309,18 @@ def error_of(content: bytes) -> dict[str, Any]:
         return {"message": content[:500].decode(errors="replace")}
     error = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(error, dict):
-        return {"message": str(error)[:500]}
+        return {"message": _said(error)[:500]}
     message = error.get("message", error.get("detail"))  # FastAPI's own errors have a detail
-    keys = ("type", "param", "code")
-    found = {key: error[key] for key in keys if error.get(key) is not None}
+    found = {key: error[key] for key in ("type", "param") if isinstance(error.get(key), str)}
+    if isinstance(code := error.get("code"), str | int):
+        found["code"] = code
     return found if message is None else {"message": _said(message), **found}
 
 
 def _said(message: object) -> str:
-    return message if isinstance(message, str) else orjson.dumps(message)[:500].decode()
+    if isinstance(message, str):
+        return message
+    try:
+        return orjson.dumps(message)[:500].decode(errors="replace")
+    except TypeError:  # orjson reads deeper nesting than it writes
+        return "what is nested too deeply to be told"

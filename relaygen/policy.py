@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from math import isfinite
 from typing import Annotated, Any, Literal, TypeAlias
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -14,9 +14,12 @@ from relaygen.boundaries import BoundaryMatch, BoundarySet
 from relaygen.cues import CueMatch, CueSet
 from relaygen.errors import PolicyError, Problem
 from relaygen.events import Role
+from relaygen.policy_yaml import parse
 
 Text: TypeAlias = Annotated[str, StringConstraints(strict=True, min_length=1)]
-Count: TypeAlias = Annotated[int, Field(strict=True, ge=0)]
+MAX_TOKENS = 2**31 - 1
+"""More than any engine takes."""
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKENS)]
 Sampling: TypeAlias = dict[str, Any]
 
 
@@ -130,7 +133,7 @@ class Policy(_Section):
     min_large_tokens: Count = Field(
         default=5, description="Tokens a large segment keeps before a cue can end it."
     )
-    max_small_tokens: Annotated[int, Field(strict=True, ge=1)] = Field(
+    max_small_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)] = Field(
         default=256, description="Tokens after which a small segment ends without a sentence end."
     )
     handoff: Literal["auto", "tokens", "text"] = Field(
@@ -167,7 +170,7 @@ class Policy(_Section):
 
 def load_policy(text: str, source: str) -> Policy:
     """The policy in a YAML `text`. PolicyError names every problem with `source` and field."""
-    data = _parse(text, source)
+    data = parse(text, source)
     if not isinstance(data, dict):
         kind = "nothing" if data is None else type(data).__name__
         message = f"expected a mapping of keys, got {kind}"
@@ -176,7 +179,11 @@ def load_policy(text: str, source: str) -> Policy:
         policy = Policy.model_validate(data)
     except ValidationError as error:
         raise PolicyError([_problem(source, e) for e in error.errors()]) from None
-    if problems := [*_cue_problems(policy, source), *_handoff_problems(policy, source)]:
+    if problems := [
+        *_cue_problems(policy, source),
+        *_handoff_problems(policy, source),
+        *_sampling_problems(policy, source),
+    ]:
         raise PolicyError(problems)
     return policy
 
@@ -195,45 +202,6 @@ def policy_warnings(policy: Policy, source: str) -> list[Problem]:
                 warnings.append(Problem(source, f"cues.words[{i}]", message, "remove one of them"))
                 break
     return warnings
-
-
-# ---- from bytes to data -------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice instead of taking the last."""
-
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        # Here and not in construct_mapping, which sees merge keys (`<<`) already resolved.
-        node = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if (key.tag, key.value) in seen:
-                raise yaml.composer.ComposerError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add((key.tag, key.value))
-        return node
-
-
-def _parse(text: str, source: str) -> object:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(file)"
-        message = getattr(error, "problem", None) or str(error)
-        problem = Problem(source, where, f"not valid YAML: {message}", "correct it there")
-        raise PolicyError([problem]) from None
-    except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        # PyYAML lets Python's own errors out for scalars like 2024-13-45 or `!!bool maybe`.
-        message = f"a value that is not what it looks like to YAML: {error}"
-        raise PolicyError([Problem(source, "(file)", message, "put it in quotes")]) from None
-    except RecursionError:
-        problem = Problem(source, "(file)", "nested too deeply", "write it flat, as a policy is")
-        raise PolicyError([problem]) from None
 
 
 # ---- what is wrong, in the user's words ---------------------------------------------------------
@@ -301,3 +269,35 @@ def _handoff_problems(policy: Policy, source: str) -> Iterator[Problem]:
     if policy.handoff == "tokens" and inside_tokens:
         message = "`tokens` can't follow `match: substring`, which cuts inside tokens"
         yield Problem(source, "handoff", message, "set handoff to auto or text")
+
+
+def _sampling_problems(policy: Policy, source: str) -> Iterator[Problem]:
+    """What no request to an engine can hold."""
+    fields = {
+        "sampling": policy.sampling,
+        "large.sampling": policy.large.sampling,
+        "small.sampling": policy.small.sampling,
+    }
+    for field, sampling in fields.items():
+        for key, value in sampling.items():
+            if not _is_json(value):
+                message = f"expected what JSON can hold, got {_shown(value)}"
+                yield Problem(
+                    source, f"{field}.{key}", message, "write a number or a text in quotes"
+                )
+
+
+def _is_json(value: object) -> bool:
+    match value:
+        case None | bool() | str():
+            return True
+        case int():
+            return -(2**63) <= value < 2**64
+        case float():
+            return isfinite(value)
+        case list():
+            return all(map(_is_json, value))
+        case dict():
+            return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+        case _:
+            return False

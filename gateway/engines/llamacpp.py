@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.engines.answers import ids_in, text_in
 from gateway.engines.base import Engine, Identity, Sampling, with_max_tokens
 from gateway.engines.chat import Prefill
 from gateway.engines.reading import ChunkReader
@@ -34,7 +35,8 @@ class LlamaCppEngine(Engine):
         )
 
     async def render(self, model: str, request: Mapping[str, Any]) -> Prompt:
-        text = str((await self.upstream.post("/apply-template", request))["prompt"])
+        answer = await self.upstream.post("/apply-template", request)
+        text = text_in(answer, "prompt", self.url)
         ids = await self.tokenize(model, text)
         begin = await self.begin(model)
         # A template may or may not write the BOS that the tokenizer wants: once, either way.
@@ -43,10 +45,11 @@ class LlamaCppEngine(Engine):
 
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
         body = {"content": text, "add_special": special, "parse_special": True}
-        return tuple((await self.upstream.post("/tokenize", body))["tokens"])
+        return ids_in(await self.upstream.post("/tokenize", body), "tokens", self.url)
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
-        return str((await self.upstream.post("/detokenize", {"tokens": ids}))["content"])
+        answer = await self.upstream.post("/detokenize", {"tokens": ids})
+        return text_in(answer, "content", self.url)
 
     async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
         # Ids and text may be mixed: no second BOS, and the prompt's part of the cache still hits.

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 
 from gateway import sse
+from gateway.engines.answers import MISREAD
 from gateway.errors import GatewayError, RequestError, UpstreamError
+from gateway.nesting import MAX_DEPTH, too_deep
 from gateway.upstream import error_of
 from relaygen.events import DecodeChunk, DecodeFinished, Event, Piece, TopLogprob
 
@@ -27,7 +29,8 @@ class ChunkReader(ABC):
 
     def read(self, chunk: dict[str, Any]) -> list[Piece]:
         if usage := chunk.get("usage"):
-            self.tokens = usage.get("completion_tokens")
+            told = usage.get("completion_tokens")
+            self.tokens = told if type(told) is int else None
         choices = chunk.get("choices")
         if not choices:
             return []
@@ -86,17 +89,29 @@ def _read(
             if data == sse.DONE:
                 reader.done = True
             else:
-                pieces += reader.read(chunk_object(data, url))
+                read = reader.read(chunk_object(data, url))
+                _check(read)
+                pieces += read
     except sse.EventTooLargeError as error:
         return pieces, UpstreamError(f"The engine at {url} sent {error}")
     except GatewayError as error:
         return pieces, error
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except MISREAD as error:
         kind = type(reader).__name__
         return pieces, UpstreamError(
             f"The engine at {url} sent a chunk that {kind} can't read: {error!r}"
         )
     return pieces, None
+
+
+def _check(pieces: list[Piece]) -> None:
+    """Raises TypeError for what the session can't take, with which it would break later."""
+    for text, ids, tokens, _, _ in pieces:
+        if type(text) is not str or type(tokens) is not int or tokens < 0:
+            raise TypeError("a text or a count that is none")
+        for token in ids:
+            if type(token) is not int:
+                raise TypeError("a token id that is none")
 
 
 def chunk_object(data: bytes, url: str) -> dict[str, Any]:
@@ -107,6 +122,8 @@ def chunk_object(data: bytes, url: str) -> dict[str, Any]:
         raise UpstreamError(f"The engine at {url} sent an event that is not JSON") from None
     if not isinstance(chunk, dict):
         raise UpstreamError(f"The engine at {url} sent an event that is no object")
+    if len(data) > 2 * MAX_DEPTH and too_deep(data, chunk):
+        raise UpstreamError(f"The engine at {url} sent an event nested over {MAX_DEPTH} levels")
     if chunk.get("error"):
         told = _told(chunk, error_of(data), url)
         told.engines = True

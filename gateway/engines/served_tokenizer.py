@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from gateway.engines.answers import ids_in
 from gateway.engines.base import Engine, Identity
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt, template_kwargs
@@ -32,11 +33,11 @@ class ServedTokenizerEngine(Engine):
         if kwargs := template_kwargs(request):
             fields["chat_template_kwargs"] = kwargs
         answer = await self.upstream.post("/tokenize", {"model": model, **fields})
-        return Prompt(tuple(answer["tokens"]))
+        return Prompt(ids_in(answer, "tokens", self.url))
 
     async def tokenize(self, model: str, text: str, *, special: bool = False) -> tuple[int, ...]:
         body = {"model": model, "prompt": text, "add_special_tokens": special}
-        return tuple((await self.upstream.post("/tokenize", body))["tokens"])
+        return ids_in(await self.upstream.post("/tokenize", body), "tokens", self.url)
 
     def _reader(self) -> ChunkReader:
         return TokenIdsReader()

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from gateway.engines.answers import text_in
 from gateway.engines.base import Call, Continuation, Identity, Sampling
 from gateway.engines.chat import Prefill
 from gateway.engines.served_tokenizer import ServedTokenizerEngine
@@ -56,7 +57,7 @@ class SglangEngine(ServedTokenizerEngine):
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         body = {"model": model, "tokens": ids, "skip_special_tokens": False}
-        return str((await self.upstream.post("/detokenize", body))["text"])
+        return text_in(await self.upstream.post("/detokenize", body), "text", self.url)
 
     async def _continues(self, model: str, thinking: Thinking, closed: bool, form: Prefill) -> bool:
         return True  # it puts the message after the rendered prompt as it is, whatever the template

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.engines.answers import objects_of, reading, text_in
 from gateway.engines.base import Call, Engine, Identity, Sampling, with_max_tokens
 from gateway.engines.reading import ChunkReader, finish_reason
 from gateway.engines.tokenization import Prompt, common_start
@@ -66,10 +67,12 @@ class TgiEngine(Engine):
             )
         fields = {key: request[key] for key in _TEMPLATE_FIELDS if key in request}
         answer = await self.upstream.post("/chat_tokenize", {"model": _MODEL, **fields})
-        ids = tuple(token["id"] for token in answer["tokenize_response"])
+        with reading(self.url, "a rendered prompt"):
+            tokens = objects_of(answer["tokenize_response"], self.url)
+        ids = tuple(token["id"] for token in tokens)
         begin = await self.begin(model)
         once = ids if ids[: len(begin)] == begin else begin + ids
-        return Prompt(once, str(answer["templated_text"]))
+        return Prompt(once, text_in(answer, "templated_text", self.url))
 
     async def begin(self, model: str) -> tuple[int, ...]:
         if self._begin is None:
@@ -82,8 +85,7 @@ class TgiEngine(Engine):
         return ids if special else ids[len(await self.begin(model)) :]
 
     async def _tokens(self, text: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self.upstream.post("/tokenize", {"inputs": text})
-        return found
+        return objects_of(await self.upstream.post("/tokenize", {"inputs": text}), self.url)
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         if ids == self._begin:
@@ -118,7 +120,8 @@ class TgiEngine(Engine):
         if not head or tuple(token["id"] for token in head) != begin:
             return None
         # Offsets are of bytes or of characters, as the tokenizer is: only all of a BOS is one.
-        stop = head[-1]["stop"]
+        with reading(self.url, "a token"):
+            stop = int(head[-1]["stop"])
         bos = text.encode()[:stop].decode(errors="ignore")
         whole = tuple(token["id"] for token in await self._tokens(bos)) == begin + begin
         return bos if whole else text[:stop]

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.engines.chat import Chat
-from gateway.errors import RequestError
+from gateway.errors import RequestError, UpstreamError
 
 # Words, digits, blanks, code, accents, scripts, symbols: where two vocabularies or pre-tokenizers
 # differ, some of it is cut differently or numbered differently.
@@ -72,6 +72,8 @@ class Tokenization(ABC):
         if self._begin is None:
             begun = await self.tokenize(model, "a", special=True)
             plain = await self.tokenize(model, "a")
+            if not plain or plain[0] not in begun:
+                raise UpstreamError(f"The tokenizer of {model!r} tells no ids of a letter")
             self._begin = begun[: begun.index(plain[0])]
         return self._begin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.engines.answers import text_in
 from gateway.engines.base import Identity, Sampling
 from gateway.engines.chat import Chat, Parser, Prefill
 from gateway.engines.served_tokenizer import ServedTokenizerEngine
@@ -23,7 +24,7 @@ class VllmEngine(ServedTokenizerEngine):
 
     async def detokenize(self, model: str, ids: tuple[int, ...]) -> str:
         body = {"model": model, "tokens": ids}
-        return str((await self.upstream.post("/detokenize", body))["prompt"])
+        return text_in(await self.upstream.post("/detokenize", body), "prompt", self.url)
 
     def _fields(self, request: DecodeRequest, sampling: Sampling) -> dict[str, Any]:
         # logprobs 0 tells each token's text; min_tokens counts this decode's tokens alone.

@@ -255,7 +255,7 @@ async def test_an_engines_status_becomes_the_clients(stage: Stage, status: int, 
         (b'{"detail": "of FastAPI"}', "of FastAPI"),
         (b'{"error": {"message": ["a", "list"]}}', "list"),
         (b"", "HTTP status 400"),
-        (b"[1, 2]", "[1, 2]"),
+        (b"[1, 2]", "[1,2]"),
     ],
 )
 async def test_an_engines_error_is_understood_in_any_shape(

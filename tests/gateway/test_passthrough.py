@@ -304,6 +304,25 @@ async def test_a_policys_name_in_a_form_goes_to_its_large_model(stage: Stage) ->
     assert large.requests[-1].content == form("big")[0]
 
 
+@pytest.mark.timeout(60)  # far less, or hours where it is looked through again and again
+async def test_a_form_that_never_comes_to_its_model_is_looked_through_once(stage: Stage) -> None:
+    served, _ = await echoing(stage)
+    body = b'; name="model"\r\nx: y\r\n' * 500_000
+    headers = {"Content-Type": "multipart/form-data; boundary=xyz"}
+    response, content = await call(served, "POST", "/v1/audio/x", data=body, headers=headers)
+    assert (response.status, json.loads(content)["error"]["param"]) == (400, "model")
+
+
+async def test_a_file_named_model_is_not_the_model(stage: Stage) -> None:
+    served, large = await echoing(stage)
+    other = b'--xyz\r\nContent-Disposition: form-data; name="f"; filename="model"\r\n\r\nno\r\n'
+    body, kind = form("big")
+    headers = {"Content-Type": kind}
+    response, _ = await call(served, "POST", "/v1/audio/x", data=other + body, headers=headers)
+    assert response.status == 207
+    assert large.requests[-1].content == other + body
+
+
 async def test_a_query_may_name_the_model(stage: Stage) -> None:
     served, large = await echoing(stage)
     response, _ = await call(served, "GET", "/v1/files?model=big&x=%26")

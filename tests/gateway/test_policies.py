@@ -144,3 +144,14 @@ def test_a_refused_name_is_taken_when_it_becomes_free(tmp_path: Path) -> None:
 def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"name: \xff")
     assert "UTF-8" in loaded(tmp_path).problems[str(tmp_path / "a.yaml")][0]
+
+
+def test_a_file_larger_than_any_policy_is_refused_without_being_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "a.yaml").open("wb") as file:
+        file.truncate(2**40)  # a hole: takes no room on the disk
+    assert "too large" in loaded(tmp_path).problems[str(tmp_path / "a.yaml")][0]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    assert "no regular file" in loaded(tmp_path).problems[str(tmp_path / "a.yaml")][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -95,10 +96,11 @@ def test_a_byte_order_mark_is_not_data() -> None:
     assert decode([b"\xef", b"\xbb\xbfdata: a\n", b"\n"]) == [b"a"]
 
 
-@pytest.mark.parametrize("line", [b"x", b"data: x\n"])
+@pytest.mark.parametrize("line", [b"x", b"data:\n", b"data: x\n", b"data: x\r"])
 def test_an_endless_event_is_refused(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
     decoder = EventDecoder()
+    decoder.feed(b"data: x\n")
     with pytest.raises(EventTooLargeError):
         for _ in range(1002):
             decoder.feed(line)
@@ -107,3 +109,37 @@ def test_an_endless_event_is_refused(line: bytes, monkeypatch: pytest.MonkeyPatc
 def test_many_small_events_are_not_one_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     assert len(decode([b"data: 12345678\n\n"] * 50)) == 50
+
+
+@pytest.mark.timeout(60)  # far less, or hours where the line is copied for each chunk
+def test_a_line_of_very_many_chunks_takes_no_longer_than_one_of_few() -> None:
+    decoder = EventDecoder()
+    decoder.feed(b"data: ")
+    for _ in range(300_000):
+        assert not decoder.feed(b"x" * 32)
+    assert decoder.feed(b"\n\n") == [b"x" * 32 * 300_000]
+
+
+@pytest.mark.parametrize("line", [b"data: 12\n", b"data: x\ndata:\n", b"x"])
+def test_what_is_unfinished_takes_little_more_room_than_its_bytes(line: bytes) -> None:
+    tracemalloc.start()
+    try:
+        decoder = EventDecoder()
+        for _ in range(20_000):
+            decoder.feed(line)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * 20_000 * len(line)
+
+
+@pytest.mark.parametrize("line", [b": x\n", b"event: x\n", b"id: 1\r\n", b"other: x\r"])
+def test_lines_that_are_no_data_leave_nothing_behind(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    decoder = EventDecoder()
+    decoder.feed(b"data: a\n")
+    for _ in range(1000):
+        assert decoder.feed(line) == []
+    assert decoder.feed(b"\n\n") == [b"a"]

@@ -234,8 +234,14 @@ def test_ids_can_not_follow_cuts_inside_tokens(changes: dict[str, Any]) -> None:
         ("name: !!int ''", "(file)", "not what it looks like"),
         ("name: !!bool maybe", "(file)", "not what it looks like"),
         ("name: !!timestamp x", "(file)", "not what it looks like"),
-        ("name: 1" + ":0" * 200 + ".5", "(file)", "not what it looks like"),
-        ("[" * 600, "(file)", "nested too deeply"),
+        ("[" * 600, "line 1, column 51", "nested too deeply: at most 50 levels"),
+        ("a: &x 1\nb: &x 2", "line 2, column 4", "duplicate anchor 'x'"),
+        ("a: &x [*x]", "line 1, column 8", "alias 'x' is inside of what it stands for"),
+        ("&x {<<: *x}", "line 1, column 9", "alias 'x' is inside of what it stands for"),
+        ("version: " + "1" * 101, "line 1, column 10", "a number of 101 characters"),
+        ("version: 1" + ":0" * 99, "line 1, column 10", "a number of 199 characters"),
+        ("version: !!float " + "1" * 101, "line 1, column 10", "a number of 101 characters"),
+        ("x" * (2**20 + 1), "(file)", "is too large: a policy may have 1048576 characters"),
         ("", "(file)", "expected a mapping of keys, got nothing"),
         ("- a", "(file)", "expected a mapping of keys, got list"),
     ],
@@ -244,6 +250,59 @@ def test_bad_yaml_is_refused_where_it_goes_wrong(text: str, field: str, message:
     [found] = problems(text)
     assert found.field == field
     assert message in found.message
+
+
+def bomb(first: str, level: str) -> str:
+    """What doubles on each of 40 lines."""
+    lines = (f"l{i}: &a{i} {level.format(f'*a{i - 1}')}" for i in range(1, 40))
+    return "\n".join([f"l0: &a0 {first}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bomb("[lol]", "[{0}, {0}]"),
+        bomb("{k: lol}", "{{x: {0}, y: {0}}}"),
+        bomb("{k: lol}", "{{<<: [{0}, {0}]}}"),
+        "[" + "a," * 50_001 + "]",
+    ],
+)
+def test_more_values_than_a_policy_can_need_are_refused(text: str) -> None:
+    [found] = problems(text)
+    assert found.field.startswith("line ")
+    assert "more than 50000 values" in found.message
+
+
+def test_anchors_and_merge_keys_may_be_used() -> None:
+    text = yaml.safe_dump(MINIMAL) + "sampling: &s {top_p: 0.9}\ncalibration: {a: *s, <<: *s}\n"
+    assert load_policy(text, SOURCE).calibration == {"a": {"top_p": 0.9}, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["2024-01-01", ".nan", "-.inf", "!!set {a}", "!!binary aGk=", "18446744073709551616",
+     "[{a: .inf}]", "{1: a}"],
+)  # fmt: skip
+def test_sampling_that_no_request_can_hold_is_refused(value: str) -> None:
+    for field in ("sampling", "large.sampling", "small.sampling"):
+        changes: dict[str, Any] = {field: {"t": "?"}}
+        if "." in field:
+            role = field.partition(".")[0]
+            changes = {role: {**MINIMAL[role], "sampling": {"t": "?"}}}
+        text = yaml.safe_dump(MINIMAL | changes).replace("'?'", value)
+        [found] = problems(text)
+        assert found.field == f"{field}.t"
+        assert "expected what JSON can hold" in found.message
+
+
+def test_sampling_may_be_any_json() -> None:
+    sampling = {"a": None, "b": True, "c": "x", "d": [1, 0.5], "e": {"f": -1}}
+    assert load(sampling=sampling).sampling == sampling
+
+
+@pytest.mark.parametrize("field", ["min_large_tokens", "max_small_tokens"])
+def test_counts_that_no_engine_takes_are_refused(field: str) -> None:
+    assert "less than or equal to 2147483647" in problem(**{field: 2**31}).message
 
 
 yaml_values = st.recursive(
