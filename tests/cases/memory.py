@@ -16,9 +16,10 @@ from gateway.engines.llamacpp import LlamaCppReader
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.served_tokenizer import TokenIdsReader
 from gateway.engines.tgi import TgiReader
+from gateway.errors import GatewayError
 from gateway.relay import relay
 from gateway.replies import Folded, HandoffTimes, Reply
-from relaygen.events import DecodeRequest, Delta, Event, Finished, Role
+from relaygen.events import DecodeRequest, Delta, Event, Finished, Output, Role
 from relaygen.policy import Policy
 from relaygen.session import Limits, RelaySession
 from tests.gateway.fakes import (
@@ -190,6 +191,11 @@ class Relay:
         return at_once(_folded(session, decode))
 
 
+async def _broken(error: GatewayError, *, started: bool) -> list[Output]:
+    """None of these engines breaks."""
+    raise error
+
+
 async def _folded(
     session: RelaySession, decode: Callable[[DecodeRequest], AsyncGenerator[Event]]
 ) -> Told:
@@ -197,7 +203,7 @@ async def _folded(
     folded = Folded()
     folded.add(reply.role_chunk(0, (Role.LARGE, 0)))
     finished: list[Finished] = []
-    async for outputs in relay(session, decode, HandoffTimes()):
+    async for outputs in relay(session, decode, _broken, HandoffTimes()):
         for chunk in reply.delta_chunks(0, (o for o in outputs if isinstance(o, Delta))):
             folded.add(chunk)
         finished += [output for output in outputs if isinstance(output, Finished)]
