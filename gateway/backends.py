@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 
 _RETRY_S = 1.0
 _CHECK_S = 5.0
+_LATELY_S = 5.0
 
 
 class Replica:
@@ -46,7 +48,7 @@ class Replica:
         """The URL as the settings have it."""
         self._settings = settings
         self._probe_s = probe_s
-        self._was_down = False
+        self._down_since: float | None = None
         self.health = Health(health)
         self.draining = False
         """Whether it is given nothing new."""
@@ -76,6 +78,12 @@ class Replica:
         if self.info is None:
             return "down"
         return "open" if self.health.open else "up"
+
+    @property
+    def lately_up(self) -> bool:
+        """Whether it is up, or was a moment ago, and so may be again in another."""
+        since = self._down_since
+        return self.info is not None or (since is not None and time.monotonic() - since < _LATELY_S)
 
     @property
     def load(self) -> float:
@@ -157,7 +165,7 @@ class Replica:
         info = await engine.probe(identity)
         self._engine, self._identity = engine, identity
         self.info, self.error, self.served = info, None, info.models
-        if self._was_down:
+        if self._down_since is not None:
             self.health.came_back()
         log.info("engine up", url=self.url, **_told(info))
 
@@ -173,7 +181,7 @@ class Replica:
     def mark_down(self, error: GatewayError) -> None:
         """Probe anew before it is used again."""
         if self.info is not None:
-            self._was_down = True
+            self._down_since = time.monotonic()
             log.warning("engine down", url=self.url, error=error.message)
         self.info, self.error = None, error.message
 
@@ -304,6 +312,10 @@ class ReplicaSet:
     def beyond(self, avoid: Collection[str]) -> bool:
         """Whether there is any other than the URLs to `avoid`."""
         return any(replica.url not in avoid for replica in self.replicas)
+
+    @property
+    def lately_up(self) -> bool:
+        return any(replica.lately_up for replica in self.replicas)
 
     @property
     def up(self) -> bool:

@@ -21,7 +21,7 @@ from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, 
 from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
 from gateway.replies import HandoffTimes
-from gateway.resuming import Resuming
+from gateway.resuming import EARLY_S, Resuming, Rounds
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
 from relaygen.events import DecodeRequest, Event, Output, Role
@@ -134,16 +134,22 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
     against the generation, ServedWholeError where another way of serving it is called for.
     """
     failed: dict[str, UpstreamError] = {}
+    rounds = Rounds(EARLY_S if relaying.resume.attempts else 0.0, patient=False)
     while True:
         try:
             generations = await _prepare(policy, ask, relaying, failed)
             break
         except UpstreamError as error:
-            if error.engine is None or error.engine in failed or not ask.resume:
+            if error.engine is None or not ask.resume:
                 raise
+            again = error.engine in failed
             failed[error.engine] = error
-            if not _spare(policy, ask, relaying.backends, failed):
-                raise
+            if again or not _spare(policy, ask, relaying.backends, failed):
+                sets = [replicas_of(policy, role, relaying.backends) for role in ask.roles]
+                lately_up = all(replicas.lately_up for replicas in sets)
+                if not lately_up or not await rounds.another(error):
+                    raise
+                failed.clear()
             log.warning("trying another replica", error=error.message)
     try:
         yield generations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway import metrics
-from gateway.errors import GatewayError, UpstreamError
+from gateway.errors import BusyError, GatewayError, UpstreamError
 from gateway.metrics import To
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
@@ -19,7 +19,35 @@ from relaygen.session import RelaySession
 
 log = structlog.get_logger()
 
+EARLY_S = 2.0
+"""For which engines are asked again before the first byte: a client can do that as well."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+
+
+class Rounds:
+    """Engines that all failed are asked again, after a wait that grows, for so many seconds.
+
+    One that has too much to do is asked again only by the `patient`.
+    """
+
+    def __init__(self, seconds: float, *, patient: bool = True) -> None:
+        self._seconds = seconds
+        self._patient = patient
+        self._count = 0
+        self._end: float | None = None
+
+    async def another(self, error: UpstreamError) -> bool:
+        """Waits for the next round; whether there is one."""
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        left = self._end - now
+        if left <= 0 or (isinstance(error, BusyError) and not self._patient):
+            return False
+        longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**self._count)
+        self._count += 1
+        await asyncio.sleep(min(left, longest * random.uniform(0.5, 1.0)))  # apart from others
+        return True
 
 
 @dataclass(slots=True)
@@ -33,26 +61,27 @@ class Resuming:
     allowed: bool = True
     _failed: set[str] = field(default_factory=set)
     """Engines that failed since the last new token."""
+    _rounds: Rounds = field(init=False)
+    _early: Rounds = field(default_factory=lambda: Rounds(EARLY_S, patient=False))
     _kept: int = 0
-    _since: float = 0.0
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        self._rounds = Rounds(self.settings.seconds)
 
     async def after(self, error: GatewayError, *, started: bool) -> list[Output]:
         """The open decode broke: has the session go on. Raises the error where nothing is left.
 
-        Before anything was told to the client, each engine is asked once; after it they are asked
-        again until the time is over.
+        When no engine is left they are asked again: until the time is over, or, before anything was
+        told to the client, for the blink of an eye.
         """
         if not isinstance(error, UpstreamError) or error.engine is None or not self.allowed:
             raise error
         self._note(error)
-        waits = 0
+        rounds = self._rounds if started else self._early
         while (found := await self._elsewhere()) is None:
-            left = self._since + self.settings.seconds - time.monotonic()
-            if not started or left <= 0:
+            if not await rounds.another(error):
                 raise error
-            await asyncio.sleep(min(_wait(waits), left))
-            waits += 1
             self._failed.clear()
         return self._go_on(error, *found)
 
@@ -80,7 +109,8 @@ class Resuming:
         kept = self.session.usage.completion_tokens
         if kept > self._kept or not self._count:
             self._failed.clear()
-            self._kept, self._since = kept, time.monotonic()
+            self._kept = kept
+            self._rounds = Rounds(self.settings.seconds)
         self._failed.add(error.engine)
         self._count += 1
         if self._count > self.settings.attempts:
@@ -133,9 +163,3 @@ class Resuming:
             resumes=self._count,
         )
         return session.resume(role, ids=ids)
-
-
-def _wait(times: int) -> float:
-    """Longer each time; apart, so that not all come back at once."""
-    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**times)
-    return float(longest * random.uniform(0.5, 1.0))
