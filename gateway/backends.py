@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,6 +112,11 @@ class Replica:
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         """A request that the engine serves whole, as it wants it."""
         return self._engine.whole(body) if self._engine else body
+
+    def abandon(self, body: Mapping[str, Any]) -> None:
+        """A request that it served whole was left before its end."""
+        if self._engine is not None:
+            self._engine.abandon(body)
 
     async def ready(self) -> tuple[Engine, EngineInfo]:
         """The engine behind the URL. Raises UpstreamError while it can't be used.

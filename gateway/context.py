@@ -20,6 +20,7 @@ from gateway.keys import Key, KeyStore
 from gateway.pairs import status
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
+from relaygen.events import Role
 
 log = structlog.get_logger()
 
@@ -56,6 +57,13 @@ class Gateway:
         policies = dict(self.policies.by_name)
         found = await asyncio.gather(*(status(p, self.backends) for p in policies.values()))
         return dict(zip(policies, found, strict=True))
+
+    def speeds(self, policy: str) -> dict[str, object]:
+        """What was measured of a policy's models, for /readyz."""
+        pace = self.relaying.paces[policy]
+        known = {role: pace.token_seconds(role) for role in Role}
+        told = {role: round(s * 1e3, 3) for role, s in known.items() if s is not None}
+        return {"token_ms": told, "small_held": pace.slower}
 
     async def watch(self) -> None:
         """Tells in the log whenever what can be served changes. Runs until cancelled."""

@@ -104,9 +104,21 @@ class Generation:
             failed = True
             raise
         finally:  # a decode that was cut has come this far
-            self.pace.add(role, *timed.measured)
+            self._paced(role, *timed.measured)
             if timed.began and not failed:
                 side.replica.health.succeeded()
+
+    def _paced(self, role: Role, tokens: int, seconds: float) -> None:
+        before = self.pace.slower
+        self.pace.add(role, tokens, seconds)
+        if self.pace.slower is not before:
+            held = "small model held: it is the slower one"
+            log.warning(
+                held if not before else "small model used again",
+                policy=self.policy.name,
+                large_ms=_milliseconds(self.pace.token_seconds(Role.LARGE)),
+                small_ms=_milliseconds(self.pace.token_seconds(Role.SMALL)),
+            )
 
     def _held(self) -> frozenset[Role]:
         """The role that is better not handed to now: none of its engines is up, or it is slow."""
@@ -156,6 +168,10 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
     finally:
         for generation in generations:
             generation.seats.leave()
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
 
 
 def _spare(

@@ -112,11 +112,15 @@ async def _served_whole(request: web.Request, policy: Policy, asked: _Asked) -> 
     replicas = request.app[GATEWAY].backend(spec.backend, policy.name).ranked()
     sampling = {**policy.sampling, **spec.sampling}
 
-    async def send(replica: Replica) -> web.StreamResponse:
+    async def send(replica: Replica, last: bool) -> web.StreamResponse:
         body = replica.whole(for_model(asked.body, spec.model, sampling))
-        if asked.path is None:
-            return await translated(request, replica.upstream, body, asked.wire)
-        return await pass_through(request, replica.upstream, asked.path, encoded(body))
+        try:
+            if asked.path is None:
+                return await translated(request, replica, body, asked.wire)
+            return await pass_through(request, replica, asked.path, encoded(body), last=last)
+        except asyncio.CancelledError:  # the client left
+            replica.abandon(body)
+            raise
 
     return await _by_any(request, replicas, send)
 
@@ -194,11 +198,11 @@ async def _by_model(
     if policy is None and not gateway.serving(name):
         raise gateway.not_found(name, request[KEY])
 
-    async def send(replica: Replica) -> web.StreamResponse:
+    async def send(replica: Replica, last: bool) -> web.StreamResponse:
         model = replica.wire_model(asked)
         same = model == name or not content
         data = content if same else renamed(content, request.content_type, model)
-        return await pass_through(request, replica.upstream, path, data)
+        return await pass_through(request, replica, path, data, last=last)
 
     async with gateway.admission.take(1, request[KEY]):
         if policy:
@@ -211,14 +215,14 @@ async def _by_model(
 async def _by_any(
     request: web.Request,
     replicas: list[Replica],
-    send: Callable[[Replica], Awaitable[web.StreamResponse]],
+    send: Callable[[Replica, bool], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse:
     """Served whole by the first replica that can be reached."""
     request[MODE] = "passthrough"
     for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
         try:
             with replica.in_use():
-                return await send(replica)
+                return await send(replica, not left)
         except UpstreamError as error:
             replica.failed(error)
             if not left or ANSWERED in request:
@@ -283,6 +287,8 @@ async def readyz(request: web.Request) -> web.Response:
     """503 while a policy can't be served, or there is none."""
     gateway = request.app[GATEWAY]
     states = await gateway.states()
+    for name, state in states.items():
+        state |= gateway.speeds(name)
     ready = bool(states) and all(state["ready"] for state in states.values())
     ready = ready and not gateway.admission.closed
     body = {

@@ -85,7 +85,8 @@ class Pace:
         elif small_s > max(large_s * _SLOWER, _QUICK_S):
             self.slower = True
             self._next_trial = self._clock() + _TRIAL_S
-            self._speeds[Role.SMALL] = _Speed()  # what a trial shows is not to be outweighed
+            # What was measured says how slow it is; what a trial shows is not to be outweighed.
+            small.known, small.tokens, small.seconds = 0, 1.0, small_s
 
 
 class Timed:

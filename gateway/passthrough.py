@@ -13,13 +13,15 @@ from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
 
 from gateway import sse
+from gateway.backends import Replica
 from gateway.chats import chat_chunks
 from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
 from gateway.openai_api import parse_object
 from gateway.streaming import UNBUFFERED, EventStream
-from gateway.upstream import REFUSED_KEY, Upstream, encoded, raise_for_error
+from gateway.timing import in_time
+from gateway.upstream import BUSY, REFUSED_KEY, Upstream, encoded, raise_for_error
 from gateway.wire import Wire
 
 log = structlog.get_logger()
@@ -62,19 +64,26 @@ _NOT_FOR_CLIENTS = frozenset(
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
+_ELSEWHERE = (*BUSY, 500, 502, 503, 504)
+"""Statuses for which another replica may do."""
 _FORM_MODEL = re.compile(rb'[; ]name="model"')
 _MAX_MODEL_CHARS = 512
 
 
 async def pass_through(
-    request: web.Request, upstream: Upstream, path: str, data: bytes | None
+    request: web.Request, replica: Replica, path: str, data: bytes | None, *, last: bool
 ) -> web.StreamResponse:
-    """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
+    """Sends `data` to the engine and its answer to the client, as it comes, whatever its status.
+
+    Unless it is the `last` to be asked, one that is busy or fails raises UpstreamError instead.
+    """
+    upstream = replica.upstream
     if query := request.rel_url.raw_query_string:
         path += f"?{query}"
     headers = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
     async with upstream.request(request.method, path, data, headers) as answer:
-        if answer.status in REFUSED_KEY:  # it is our key that is wrong, not the client's
+        # Where our key is refused it is ours that is wrong, not the client's.
+        if answer.status in REFUSED_KEY or (not last and answer.status in _ELSEWHERE):
             await raise_for_error(answer, upstream.url)
         if answer.status >= 400:
             told = await upstream.refusal(answer)
@@ -84,11 +93,13 @@ async def pass_through(
             response.content_length = answer.content_length
         await response.prepare(request)
         try:
-            async with aclosing(upstream.stream(answer)) as chunks:
+            async with in_time(request), aclosing(upstream.stream(answer)) as chunks:
                 async for chunk in chunks:
                     await response.write(chunk)
             await response.write_eof()
+            replica.health.succeeded()
         except UpstreamError as error:
+            replica.failed(error)
             await _break_off(request, response, answer, error)
         except ConnectionError:
             log.info("the client left", path=path)
@@ -110,9 +121,10 @@ async def _break_off(
 
 
 async def translated(
-    request: web.Request, upstream: Upstream, body: Mapping[str, Any], wire: Wire
+    request: web.Request, replica: Replica, body: Mapping[str, Any], wire: Wire
 ) -> web.StreamResponse:
     """A chat that the engine serves whole, told to the client by another API."""
+    upstream = replica.upstream
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
@@ -122,10 +134,14 @@ async def translated(
             return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:
-            await _translate(upstream, answer, stream)
+            async with in_time(request):
+                await _translate(upstream, answer, stream)
+            replica.health.succeeded()
         except GatewayError as error:
             if not stream.begun:
                 raise
+            if isinstance(error, UpstreamError):
+                replica.failed(error)
             await stream.send(wire.error(error))
         return stream.response
 

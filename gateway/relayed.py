@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Collection
@@ -20,6 +19,7 @@ from gateway.generation import Generation, ServedWholeError, prepared
 from gateway.openai_api import Ask
 from gateway.replies import Folded, Reply
 from gateway.streaming import EventStream
+from gateway.timing import in_time
 from gateway.wire import Wire
 from relaygen.policy import Policy
 
@@ -100,17 +100,9 @@ async def _reply(
     request: web.Request, policy: Policy, ask: Ask, sink: _Streamed | _Collected
 ) -> None:
     """Raises UpstreamError where it takes too long."""
-    gateway = request.app[GATEWAY]
-    limit = gateway.settings.timeouts.total
-    try:
-        async with asyncio.timeout(limit), prepared(policy, ask, gateway.relaying) as generations:
-            await _written(generations, policy, ask, sink)
-    except TimeoutError:
-        raise UpstreamError(
-            f"The reply is not complete after {limit:g} s (timeouts.total); ask for less",
-            status=504,
-            code="reply_timeout",
-        ).of("timeout") from None
+    relaying = request.app[GATEWAY].relaying
+    async with in_time(request), prepared(policy, ask, relaying) as generations:
+        await _written(generations, policy, ask, sink)
 
 
 async def _written(

@@ -110,7 +110,7 @@ async def _stream(
     finally:
         await stream.close()
         if call.reader.finish is None:
-            side.engine._abandon(call)
+            side.engine.abandon(call.body)
 
 
 @contextmanager

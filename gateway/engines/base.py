@@ -210,10 +210,10 @@ class Engine(Tokenization):
             raise
         finally:
             if begun and call.reader.finish is None:
-                self._abandon(call)
+                self.abandon(call.body)
 
-    def _abandon(self, call: Call) -> None:
-        """A decode is left before its end, and its connection closed: what else there is to do."""
+    def abandon(self, body: Mapping[str, Any]) -> None:
+        """A request is left before its end, and its connection closed: what else there is to do."""
 
     async def _call(
         self, model: str, prompt: Prompt, request: DecodeRequest, sampling: Sampling

@@ -94,12 +94,15 @@ class SglangEngine(ServedTokenizerEngine):
         """When a kept connection dies, a call is sent again: the server may know its id by then."""
         if "Duplicate request ID" not in error.message:
             return super()._once_more(error, call, sampling)
-        self._abandon(call)
+        self.abandon(call.body)
         return True
 
-    def _abandon(self, call: Call) -> None:
+    def whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._rid(), **super().whole(body)}
+
+    def abandon(self, body: Mapping[str, Any]) -> None:
         """Closing the connection alone frees the request only two seconds later."""
-        task = asyncio.get_running_loop().create_task(self._abort(call.body["rid"]))
+        task = asyncio.get_running_loop().create_task(self._abort(str(body["rid"])))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
