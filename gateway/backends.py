@@ -144,12 +144,12 @@ class Replica:
                 "(timeouts.probe)"
             )
             raise UpstreamError(self.error, status=504, code="engine_timeout") from None
+        except (RequestError, BusyError) as error:  # a refusal of our probe, not of the client
+            self.error = f"The server at {self.url} refused the probe: {error.message}"
+            raise UpstreamError(self.error) from error
         except UpstreamError as error:
             self.error = error.message
             raise
-        except RequestError as error:  # the server's refusal of our probe, not of the client
-            self.error = f"The server at {self.url} refused the probe: {error.message}"
-            raise UpstreamError(self.error) from error
         except (AttributeError, KeyError, TypeError, IndexError) as error:
             self.error = (
                 f"The server at {self.url} does not answer like {self._settings.engine}: {error!r}"

@@ -128,6 +128,13 @@ OPERATIONS: tuple[Operation, ...] = (
         {JSON: ref("Readiness")},
         open=True,
     ),
+    Operation(
+        "get",
+        "/metrics",
+        "What is counted, for Prometheus (OpenMetrics if asked for).",
+        {"text/plain": {"type": "string"}, "application/openmetrics-text": {"type": "string"}},
+        open=True,
+    ),
     Operation("get", "/openapi.json", "This document.", {JSON: {"type": "object"}}),
 )
 

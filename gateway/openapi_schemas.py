@@ -52,6 +52,10 @@ _STREAMED: dict[str, Schema] = {
             "properties": {
                 "mode": {"enum": ["relay", "large", "small", None, ""]},
                 "trace": _BOOLEAN,
+                "resume": {
+                    **_BOOLEAN,
+                    "description": "Whether another engine may go on where one breaks (true).",
+                },
             },
             "additionalProperties": False,
         }
@@ -93,7 +97,17 @@ _MESSAGES_MORE: dict[str, Schema] = {
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _USAGE = _object(
     {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
-    relaygen={"type": "object", "description": "The parts of the two models."},
+    relaygen=_object(
+        {
+            "policy": _TEXT,
+            "large_tokens": _COUNT,
+            "small_tokens": _COUNT,
+            "discarded_tokens": _COUNT,
+            "segments": _COUNT,
+            "handoffs": _COUNT,
+            "resumes": {**_COUNT, "description": "Breaks of engines that the reply outlived."},
+        }
+    ),
 )
 
 
@@ -186,7 +200,14 @@ def _states() -> dict[str, Schema]:
         relaygen=_object({"large": _TEXT, "small": _TEXT}),
     )
     policy = _object({"ready": {"type": "boolean"}})
-    replica = _object({"url": _TEXT, "up": {"type": "boolean"}})
+    replica = _object(
+        {
+            "url": _TEXT,
+            "up": {"type": "boolean"},
+            "state": {"enum": ["up", "down", "open", "draining"]},
+        },
+        active=_COUNT,
+    )
     return {
         "Model": model,
         "Models": _object({"object": {"const": "list"}, "data": _list(ref("Model"))}),

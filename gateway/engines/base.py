@@ -16,7 +16,7 @@ from gateway.chats import chat_chunks
 from gateway.engines.chat import Chat, ChatReader, Parser, Prefill, chat_body
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.tokenization import Prompt, Tokenization
-from gateway.errors import GatewayError, RequestError, UnreachableError
+from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError
 from gateway.upstream import Upstream, encoded, raise_for_error
 from relaygen.events import DecodeRequest, Event, Piece
 from relaygen.policy import Thinking
@@ -31,7 +31,7 @@ _LOGPROB_LIMIT = re.compile(
     r"must be (?:<=|at most|less than or equal to)) (\d+)",
     re.S,
 )
-PASSING = (429, 503, 504)
+_PASSING = (503, 504)
 """Statuses that tell of the moment, not of what a server can do."""
 GREETING = {"role": "user", "content": "Hi"}
 _THOUGHT = "Okay, let me see."
@@ -354,10 +354,10 @@ class Engine(Tokenization):
                 prefix += f"\n{thinking.close}"
             body = chat_body(Chat(request, thinking, opened, form, form), prefix)
             rendered = await self.text(model, await self.render(model, body))
-        except UnreachableError:
+        except (UnreachableError, BusyError):
             raise
         except GatewayError as error:
-            if error.status in PASSING:
+            if error.status in _PASSING:
                 raise
             return False  # the template refuses such a message
         # A template may write the blank lines after the thinking itself: parsers swallow them.

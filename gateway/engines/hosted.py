@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.base import PASSING, Call, Continuation, Engine, EngineInfo, Identity, Sampling
+from gateway.engines.base import Call, Continuation, Engine, EngineInfo, Identity, Sampling
 from gateway.engines.chat import Chat, Parser, Prefill
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt
-from gateway.errors import RequestError, UpstreamError
+from gateway.errors import BusyError, RequestError, UpstreamError
 from gateway.estimate import estimate_method, estimate_tokens, load_encoding
 from gateway.upstream import Upstream
 from relaygen.events import DecodeRequest, Piece
@@ -85,9 +85,9 @@ class HostedEngine(Engine):
             message = answer["choices"][0]["message"]
             content = message.get("content")
             thought = message.get("reasoning_content") or message.get("reasoning")
-        except RequestError as error:
-            if error.status in PASSING:
-                raise UpstreamError(f"{self.url} refused to be tried: {error.message}") from error
+        except BusyError as error:
+            raise UpstreamError(f"{self.url} refused to be tried: {error.message}") from error
+        except RequestError:
             return False
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise UpstreamError(f"{self.url} answered oddly to be tried: {error!r}") from error

@@ -84,6 +84,7 @@ def _read(
 ) -> tuple[list[Piece], GatewayError | None]:
     """The pieces of one read, and the error that broke it after them, if one did."""
     pieces: list[Piece] = []
+    finish = reader.finish
     try:
         for data in decoder.feed(chunk):
             if data == sse.DONE:
@@ -92,11 +93,13 @@ def _read(
                 read = reader.read(chunk_object(data, url))
                 _check(read)
                 pieces += read
+                finish = reader.finish
     except sse.EventTooLargeError as error:
         return pieces, UpstreamError(f"The engine at {url} sent {error}")
     except GatewayError as error:
         return pieces, error
     except MISREAD as error:
+        reader.finish = finish  # what came beside something odd counts for nothing
         kind = type(reader).__name__
         return pieces, UpstreamError(
             f"The engine at {url} sent a chunk that {kind} can't read: {error!r}"

@@ -22,6 +22,7 @@ from tests.gateway.fakes import (
     Reset,
     Script,
     Tokenizer,
+    story,
     writes,
 )
 from tests.gateway.fakes.engines import CHAT, COMPLETIONS
@@ -217,25 +218,42 @@ async def replicas(stage: Stage, *scripts: Script) -> tuple[list[FakeVllm], Serv
 TEXT = ("One", " two", " three", " four", ".")
 
 
+def cut_short(prompt: str) -> list[Any]:
+    """The text's first three tokens and no more, whatever there is of it already."""
+    return [*story(*TEXT[:3])(prompt), Reset()]
+
+
 @case(36, *FALLBACK)
 @pytest.mark.parametrize("others", [0, 1], ids=["nowhere to fall back to", "a replica"])
 async def test_text_that_is_out_is_never_written_again(stage: Stage, others: int) -> None:
     """Catches a second try from the beginning, glued to what the client has."""
-    broken = writes(*TEXT[:3], Reset())
-    large, served = await replicas(stage, broken, *[writes(*TEXT)] * others)
+    large, served = await replicas(stage, cut_short, *[story(*TEXT)] * others)
     answer = await post(served, stream=True)
-    assert "".join(TEXT).startswith(answer.text("content"))
-    assert answer.text("content").count("One") == 1
-    complete = answer.text("content") == "".join(TEXT)
-    assert answer.looks_complete == complete
-    assert complete or "error" in answer.events[-1]
-    assert len(large[0].decodes) == 1
+    whole = "".join(TEXT)
+    assert answer.text("content") == (whole if others else "One two three")
+    assert answer.looks_complete == bool(others)
+    assert others or "error" in answer.events[-1]
+    (_, *later) = [prompt for engine in large for prompt in engine.prompts()]
+    assert later
+    assert all(prompt.endswith("One two three") for prompt in later)
 
 
 @case(36, *FALLBACK)
-async def test_a_second_try_of_a_reply_in_one_piece_forgets_the_first(stage: Stage) -> None:
-    """Catches a collected beginning kept for the next try's text to be added to."""
-    large, served = await replicas(stage, writes(*TEXT[:3], Reset()), writes(*TEXT))
+@pytest.mark.parametrize("others", [0, 1], ids=["nowhere to fall back to", "a replica"])
+async def test_a_client_may_want_no_second_try(stage: Stage, others: int) -> None:
+    """Catches `relaygen.resume` read and not heeded."""
+    large, served = await replicas(stage, cut_short, *[story(*TEXT)] * others)
+    answer = await post(served, stream=True, relaygen={"resume": False})
+    assert answer.text("content") == "One two three"
+    assert "error" in answer.events[-1]
+    assert not answer.looks_complete
+    assert [len(engine.decodes) for engine in large] == [1, 0][: 1 + others]
+
+
+@case(36, *FALLBACK)
+async def test_a_second_try_of_a_reply_in_one_piece_has_the_text_once(stage: Stage) -> None:
+    """Catches a collected beginning that a next try from the start is added to."""
+    large, served = await replicas(stage, cut_short, story(*TEXT))
     answer = await post(served)
     assert answer.status == 200
     assert b'"content":"One two three four."' in answer.wire

@@ -17,6 +17,7 @@ from tests.cases.support import BY_CHAT, Answer, pair_of, post, served_by
 from tests.gateway.fakes import Error, FakeVllm, Fin, Gate, Raw, Reset, writes
 from tests.gateway.support import (
     ANSWER,
+    NO_RESUME,
     REASONING,
     STORY,
     Stage,
@@ -51,8 +52,8 @@ def text_of(told: list[Event]) -> str:
 
 
 def breaks(stage: Stage, *acts: Any) -> Any:
-    """Served by a large engine that does this and a small one that is well."""
-    return stage.pair(FakeVllm(writes(*acts), model="big"), FakeVllm(model="tiny"))
+    """Served by a large engine that does this and a small one that is well; a break is the end."""
+    return stage.pair(FakeVllm(writes(*acts), model="big"), FakeVllm(model="tiny"), NO_RESUME)
 
 
 # ---- bytes --------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ async def test_a_broken_stream_is_never_made_a_success(
     large, small = pair_of(FakeVllm)
     large.script = writes("One", " two", " three", how)
     served = await served_by(stage, large, small, backend)
-    answer = await post(served, stream=True)
+    answer = await post(served, stream=True, relaygen={"resume": False})
     assert answer.text("content") == "One two three"
     assert answer.events[-1]["error"]["type"] == "upstream_error"
     assert not answer.looks_complete

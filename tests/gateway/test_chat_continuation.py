@@ -156,6 +156,17 @@ async def test_it_is_exact_or_refused_with_a_reason(
     assert len(small.decodes) == 3
 
 
+@pytest.mark.parametrize("status", [408, 429, 503])
+async def test_an_engine_too_busy_to_be_asked_is_asked_again(stage: Stage, status: int) -> None:
+    large, small = pair(FakeLlamaCpp, LINES)
+    large.refusals["/apply-template"] = (status, b'{"error": {"message": "not now"}}')
+    served = await serve(stage, large, small)
+    state = (await get(served, "/readyz"))[1]["policies"][POLICY]
+    assert "not now" in state["error"]
+    large.refusals.clear()
+    assert (await get(served, "/readyz"))[0] == 200
+
+
 @pytest.mark.parametrize("dialect", EXACT)
 @pytest.mark.parametrize("opens", ["", OPENED])
 @pytest.mark.parametrize("per_chunk", [1, 3, 50])

@@ -11,6 +11,7 @@ from tests.gateway.fakes import FakeVllm, Reset, Tokenizer, story, writes
 from tests.gateway.support import POLICY, USER, Served, Stage, ask
 
 STORY = ("<think>", "Six", ".", " Now", " it", " is", ".", " Thus", " ok", ".", "</think>", "Fine")
+WITHOUT_RESUME = {"relaygen": {"resume": False}}
 DEATHS = pytest.mark.parametrize("death", ["close", "reset"])
 
 
@@ -76,10 +77,12 @@ async def test_a_request_that_was_answered_in_part_is_not_sent_again(stage: Stag
     await ask(served)
     large.script = writes("<think>", "Six", Reset())
     with pytest.raises(openai.InternalServerError):
-        await ask(served)
+        await ask(served, extra_body=WITHOUT_RESUME)
     before = len(large.decodes)
     with pytest.raises(openai.InternalServerError):
-        await served.client.chat.completions.create(model=POLICY, messages=USER)
+        await served.client.chat.completions.create(
+            model=POLICY, messages=USER, extra_body=WITHOUT_RESUME
+        )
     assert len(large.decodes) == before + 1
 
 

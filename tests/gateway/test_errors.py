@@ -285,7 +285,7 @@ async def test_a_dead_engine_is_a_502_that_names_it(
 ) -> None:
     vocabulary = Tokenizer()
     large, small = (dialect(model=m, tokenizer=vocabulary) for m in ("big", "tiny"))
-    served = await stage.pair(large, small)
+    served = await stage.pair(large, small, on_failure={"small": "fail"})
     await ask(served)
     engine = large if dead == "large" else small
     await engine.stop()
@@ -294,6 +294,19 @@ async def test_a_dead_engine_is_a_502_that_names_it(
     assert caught.value.status_code == 502
     assert engine.url.removesuffix("/v1") in caught.value.message
     assert "can't be reached" in caught.value.message
+
+
+@DIALECTS
+async def test_a_dead_small_engine_leaves_all_to_the_large_one(
+    stage: Stage, dialect: type[FakeEngine]
+) -> None:
+    vocabulary = Tokenizer()
+    large = dialect(writes("Fine", "."), model="big", tokenizer=vocabulary)
+    small = dialect(model="tiny", tokenizer=vocabulary)
+    served = await stage.pair(large, small)
+    await ask(served)
+    await small.stop()
+    assert (await ask(served))["choices"][0]["message"]["content"] == "Fine."
 
 
 async def test_an_engine_that_serves_another_model_is_named(stage: Stage) -> None:

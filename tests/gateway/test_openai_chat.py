@@ -68,6 +68,7 @@ async def test_usage_tells_who_wrote_how_much(served: Served) -> None:
         "discarded_tokens": ours["discarded_tokens"],
         "segments": 6,
         "handoffs": 5,
+        "resumes": 0,
         "large_utilization": round(8 / (len(STORY) + 1), 4),
         "handoff_ms_p50": ours["handoff_ms_p50"],
     }

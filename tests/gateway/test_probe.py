@@ -94,6 +94,7 @@ async def test_auto_finds_each_engine_and_tells_what_it_can(
     url = large.url.removesuffix("/v1")
     rest = {"context": 1234, "bos": 1, "ids": dialect is not FakeTgi, "continuation": "completions"}
     [told] = body["backends"]["large"]
+    assert (told.pop("state"), told.pop("active")) == ("up", 0)
     vocabulary = told.pop("vocabulary")
     assert told.pop("tokens") == "exact"
     assert told == {"url": url, "up": True, **known, **rest}
@@ -128,6 +129,8 @@ async def test_a_hosted_api_is_told_with_what_it_lacks(stage: Stage) -> None:
     assert told == {
         "url": large.url.removesuffix("/v1"),
         "up": True,
+        "state": "up",
+        "active": 0,
         "engine": "openai",
         "version": "",
         "models": ["big"],

@@ -72,7 +72,10 @@ async def test_not_ready_until_both_engines_are_up(stage: Stage) -> None:
     assert body["backends"]["small"][0]["state"] == "up"
 
 
-async def test_ready_while_the_large_model_can_write_alone(stage: Stage) -> None:
+async def test_ready_while_the_large_model_can_write_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "_CHECK_S", 0.05)
     large, small = FakeVllm(model="big"), FakeVllm(model="tiny")
     served = await stage.pair(large, small)
     await small.stop()

@@ -109,7 +109,9 @@ async def test_limits_are_replaced(served: Served, config: Config, logs: list[An
         "limits.body_mib",
         "limits.generations",
     ]
-    with pytest.raises(openai.RateLimitError, match=r"limits\.generations allows 1"):
+    with pytest.raises(
+        openai.RateLimitError, match=r"2 generations at once, and limits\.generations is 1"
+    ):
         await ask(served, n=2)
     with pytest.raises(openai.APIStatusError, match=r"larger than 0\.001 MiB") as caught:
         await ask(served, user="x" * 1100)

@@ -27,6 +27,7 @@ from tests.gateway.fakes.script import ASSISTANT, Act
 from tests.gateway.support import (
     ANSWER,
     GONE_S,
+    NO_RESUME,
     POLICY,
     REASONING,
     STORY,
@@ -370,7 +371,7 @@ async def test_a_flat_error_keeps_its_status_and_message(stage: Stage) -> None:
 )
 async def test_what_breaks_mid_stream_is_an_error_and_no_end(stage: Stage, broken: Any) -> None:
     large = FakeSglang(writes("<think>", "Six", broken), model="big")
-    served = await stage.pair(large, FakeSglang(model="tiny"))
+    served = await stage.pair(large, FakeSglang(model="tiny"), NO_RESUME)
     status, wire = await send(served, {"model": POLICY, "messages": USER, "stream": True})
     *chunks, last = events(wire)
     assert status == 200
@@ -381,7 +382,7 @@ async def test_what_breaks_mid_stream_is_an_error_and_no_end(stage: Stage, broke
 async def test_a_decode_that_was_aborted_elsewhere_is_an_error(stage: Stage) -> None:
     gate = Gate()
     large = FakeSglang(writes("<think>", "Six", gate), model="big")
-    served = await stage.pair(large, FakeSglang(model="tiny"))
+    served = await stage.pair(large, FakeSglang(model="tiny"), NO_RESUME)
     async with client(served, stream=True) as (reader, _):
         await within(WAIT_S, gate.reached.wait())
         large._abort(abort_all=True)

@@ -27,6 +27,7 @@ from tests.gateway.fakes.script import ASSISTANT
 from tests.gateway.fakes.tgi import GENERATE_STREAM
 from tests.gateway.support import (
     ANSWER,
+    NO_RESUME,
     POLICY,
     REASONING,
     STORY,
@@ -324,7 +325,7 @@ async def test_what_breaks_mid_stream_is_an_error_and_no_end(
 ) -> None:
     large = FakeTgi(writes("<think>", "Six", broken), model="big")
     large.nested_errors = nested
-    served = await stage.pair(large, FakeTgi(model="tiny"))
+    served = await stage.pair(large, FakeTgi(model="tiny"), NO_RESUME)
     status, wire = await send(served, {"model": POLICY, "messages": USER, "stream": True})
     *chunks, last = events(wire)
     assert status == 200
