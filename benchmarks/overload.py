@@ -139,6 +139,7 @@ async def serving(
         "large": {"backend": "large", "model": "big"},
         "small": {"backend": "small", "model": "tiny"},
         "cues": {"words": ["Now"]},
+        "slow": {"hold": False},  # both are as fast
     }
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
     (folder / "gateway.yaml").write_text(yaml.safe_dump({"limits": limits}))

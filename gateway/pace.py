@@ -20,7 +20,7 @@ _ENOUGH = 256
 """Tokens of each role, before anything follows from their speeds."""
 _MEMORY = 2048
 """Tokens after which what was measured counts half."""
-_SLOWER, _FASTER = 1.1, 0.95
+_SLOWER, _FASTER = 1.2, 1.0
 """Of the large model's time a token: the small one is held above, and used again below."""
 _QUICK_S = 0.002
 """A token: so fast that no model's speed is measured, only the machine's noise."""

@@ -130,6 +130,7 @@ def policy(setting: Setting) -> dict[str, Any]:
         "handoff": setting.handoff,
         "min_large_tokens": 2,
         "on_failure": {"large": "fail", "small": "large"},
+        "slow": {"hold": False},
     }
     return {key: value for key, value in given.items() if key in Policy.model_fields}
 

@@ -46,6 +46,7 @@ def policy_of(large: FakeEngine, small: FakeEngine, /, **changes: Any) -> dict[s
         "small": {"backend": "small", "model": small.model},
         "cues": {"words": ["Now", "Thus"]},
         "min_large_tokens": 0,
+        "slow": {"hold": False},  # a busy machine makes any of them slow
         **changes,
     }
 

@@ -13,6 +13,7 @@ large: {backend: large, model: tiny-large}
 small: {backend: small, model: tiny-large}
 sampling: {temperature: 0}
 cues: {words: [Now, So, Thus, Hence, Therefore]}
+slow: {hold: false}
 """
 
 

@@ -43,6 +43,7 @@ sampling: {{temperature: 0, ignore_eos: true}}
 plain: relay
 min_large_tokens: 1
 cues: {{words: [".", ",", Now, So, is, are, "="]}}
+slow: {{hold: false}}
 boundary: {{ends: [".", ",", "=", "?"]}}
 handoff: {form}
 """

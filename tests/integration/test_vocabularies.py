@@ -42,6 +42,7 @@ thinking: {field: inline}
 plain: relay
 min_large_tokens: 0
 max_small_tokens: 8
+slow: {hold: false}
 cues:
   words:
     [the, a, an, and, of, to, in, is, are, that, with, for, it, I, You, we, as, from, its, my,
@@ -58,6 +59,7 @@ thinking: {field: inline}
 plain: relay
 min_large_tokens: 1
 max_small_tokens: 3
+slow: {hold: false}
 cues:
   match: substring
   words: ["the ", "is ", "t", "= ", ". ", "5", "Now", "So", "I "]

@@ -55,6 +55,7 @@ def write_policies(folder: Path, small: str) -> list[Path]:
             "large": {"backend": "large", "model": "tiny-large"},
             "small": {"backend": "small", "model": small},
             "sampling": {"temperature": 0},
+            "slow": {"hold": False},  # the roles are equally fast, or nearly
             **changes,
         }
         file.write_text(yaml.safe_dump(policy), encoding="utf-8")
