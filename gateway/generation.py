@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from gateway import metrics
 from gateway.backends import ReplicaSet
 from gateway.engines.base import Sampling
 from gateway.engines.tokenization import TAIL_CHARS, Prompt
 from gateway.errors import GatewayError, UpstreamError
 from gateway.estimate import estimate_tokens
 from gateway.openai_api import Ask, RawPrompt
-from gateway.pace import Pace, Timed
+from gateway.pace import Pace, Paces, Timed
 from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, tool_side
 from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
@@ -46,7 +46,7 @@ class Relaying:
     backends: Mapping[str, ReplicaSet]
     resume: ResumeSettings
     first_token_s: float
-    paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    paces: Paces = field(default_factory=Paces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ class Generation:
         finally:  # a decode that was cut has come this far
             self.pace.add(role, *timed.measured)
             if timed.began and not failed:
-                side.replica.health.succeeded()
+                side.replica.succeeded()
 
     def _held(self) -> frozenset[Role]:
-        """The role that is better not handed to now: none of its engines is up, or it is slow."""
+        """The role that is better not handed to now: its engines are down, fail or are slow."""
         other = self.session.role.other
         if not self.policy.stands_in(other) or self.seats.up(other):
             return self.held
@@ -139,17 +139,29 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
             generations = await _prepare(policy, ask, relaying, failed)
             break
         except UpstreamError as error:
-            if error.engine is None or error.engine in failed or not ask.resume:
+            if not _passed_over(error, failed, policy, ask, relaying.backends):
+                metrics.never_began(policy.name, ask.choices)
                 raise
-            failed[error.engine] = error
-            if not _spare(policy, ask, relaying.backends, failed):
-                raise
-            log.warning("trying another replica", error=error.message)
+            log.warning("trying another replica", policy=policy.name, error=error.message)
     try:
         yield generations
     finally:
         for generation in generations:
             generation.seats.leave()
+
+
+def _passed_over(
+    error: UpstreamError,
+    failed: dict[str, UpstreamError],
+    policy: Policy,
+    ask: Ask,
+    backends: Mapping[str, ReplicaSet],
+) -> bool:
+    """Notes which engine failed; whether it can be done without."""
+    if error.engine is None or error.engine in failed or not ask.resume:
+        return False
+    failed[error.engine] = error
+    return _spare(policy, ask, backends, failed)
 
 
 def _spare(

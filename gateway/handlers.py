@@ -115,8 +115,8 @@ async def _served_whole(request: web.Request, policy: Policy, asked: _Asked) -> 
     async def send(replica: Replica) -> web.StreamResponse:
         body = replica.whole(for_model(asked.body, spec.model, sampling))
         if asked.path is None:
-            return await translated(request, replica.upstream, body, asked.wire)
-        return await pass_through(request, replica.upstream, asked.path, encoded(body))
+            return await translated(request, replica, body, asked.wire)
+        return await pass_through(request, replica, asked.path, encoded(body))
 
     return await _by_any(request, replicas, send)
 
@@ -198,7 +198,7 @@ async def _by_model(
         model = replica.wire_model(asked)
         same = model == name or not content
         data = content if same else renamed(content, request.content_type, model)
-        return await pass_through(request, replica.upstream, path, data)
+        return await pass_through(request, replica, path, data)
 
     async with gateway.admission.take(1, request[KEY]):
         if policy:

@@ -13,6 +13,7 @@ from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
 
 from gateway import sse
+from gateway.backends import Replica
 from gateway.chats import chat_chunks
 from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
@@ -67,9 +68,13 @@ _MAX_MODEL_CHARS = 512
 
 
 async def pass_through(
-    request: web.Request, upstream: Upstream, path: str, data: bytes | None
+    request: web.Request, replica: Replica, path: str, data: bytes | None
 ) -> web.StreamResponse:
-    """Sends `data` to the engine and its answer to the client, as it comes, whatever its status."""
+    """Sends `data` to the engine and its answer to the client, as it comes, whatever its status.
+
+    Raises UpstreamError for what fails before the answer began; the replica is told of the rest.
+    """
+    upstream = replica.upstream
     if query := request.rel_url.raw_query_string:
         path += f"?{query}"
     headers = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
@@ -78,6 +83,7 @@ async def pass_through(
             await raise_for_error(answer, upstream.url)
         if answer.status >= 400:
             told = await upstream.refusal(answer)
+            replica.told(answer.status)
             return web.Response(body=told, status=answer.status, headers=_kept_headers(answer))
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
@@ -87,8 +93,10 @@ async def pass_through(
             async with aclosing(upstream.stream(answer)) as chunks:
                 async for chunk in chunks:
                     await response.write(chunk)
+            replica.succeeded()
             await response.write_eof()
         except UpstreamError as error:
+            replica.failed(error)
             await _break_off(request, response, answer, error)
         except ConnectionError:
             log.info("the client left", path=path)
@@ -110,22 +118,31 @@ async def _break_off(
 
 
 async def translated(
-    request: web.Request, upstream: Upstream, body: Mapping[str, Any], wire: Wire
+    request: web.Request, replica: Replica, body: Mapping[str, Any], wire: Wire
 ) -> web.StreamResponse:
-    """A chat that the engine serves whole, told to the client by another API."""
+    """A chat that the engine serves whole, told to the client by another API.
+
+    Raises GatewayError for what fails before the answer began; the replica is told of the rest.
+    """
+    upstream = replica.upstream
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
         if not body.get("stream"):
             completion = chunk_object(await upstream.whole(answer), upstream.url)
             with reading(upstream.url, "a completion"):
                 told = orjson.dumps(wire.whole(completion))
+            replica.succeeded()
             return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:
             await _translate(upstream, answer, stream)
+            replica.succeeded()
         except GatewayError as error:
             if not stream.begun:
                 raise
+            if isinstance(error, UpstreamError):
+                replica.failed(error)
+            log.warning("passthrough broke off", error=error.message)
             await stream.send(wire.error(error))
         return stream.response
 
