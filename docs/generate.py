@@ -22,6 +22,8 @@ from relaygen.policy import Policy
 from relaygen.state import diagram
 
 DOCS = Path(__file__).parent
+sys.path.append(str(DOCS.parent))  # where the tests are, which play the faults
+from tests.gateway.faults import rows  # noqa: E402 - needs the line before
 
 
 def main() -> int:
@@ -121,6 +123,7 @@ _PARTS: dict[str, Callable[[], str]] = {
     "state diagram": _diagram,
     "settings": lambda: _table(Settings, "key"),
     "policy": lambda: _table(Policy, "key"),
+    "faults": rows.table,
 }
 
 if __name__ == "__main__":

@@ -191,7 +191,9 @@ class Replica:
         self.info, self.error = None, error.message
 
     def failed(self, error: UpstreamError) -> None:
-        """A request to it did."""
+        """A request to it did. One that only took too long in all is not its fault."""
+        if error.code == "reply_timeout":
+            return
         metrics.upstream_failed(self._name, error.cause)
         match error:
             case UnreachableError():
@@ -199,7 +201,23 @@ class Replica:
             case BusyError():
                 self.health.asked_for_patience(error.retry_after)
             case _:
-                self.health.failed()
+                if seconds := self.health.failed():
+                    log.warning("breaker open", url=self.url, seconds=seconds, error=error.message)
+
+    def succeeded(self) -> None:
+        """A request to it did."""
+        if self.health.succeeded():
+            log.info("breaker closed", url=self.url)
+
+    def told(self, status: int) -> None:
+        """A request that it served whole was answered so: the client gets that as it is.
+
+        A 5xx may be the request's own fault, so it is counted and the breaker left alone.
+        """
+        if status < 500:
+            return
+        metrics.upstream_failed(self._name, "status")
+        log.warning("engine's error passed through", url=self.url, status=status)
 
     def status(self) -> dict[str, Any]:
         """For /readyz."""
@@ -324,8 +342,8 @@ class ReplicaSet:
 
     @property
     def up(self) -> bool:
-        """Whether any replica is."""
-        return any(replica.info is not None for replica in self.replicas)
+        """Whether any replica is, and has not its breaker open."""
+        return any(r.info is not None and not r.health.open for r in self.replicas)
 
 
 def _upstream(

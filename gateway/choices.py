@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
-import structlog
-
 from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
@@ -15,8 +13,6 @@ from gateway.replies import Chunk, HandoffTimes, Reply, usage_object
 from gateway.tools import Written, tool_chunks
 from relaygen.events import Delegated, Delta, Failed, Finished, Output, Role
 from relaygen.usage import Usage
-
-log = structlog.get_logger()
 
 
 async def chunks_of(
@@ -50,7 +46,7 @@ async def _choice(
                 yield chunks
             match outputs[-1]:
                 case Failed(message):
-                    raise _failure(generation, message)
+                    raise UpstreamError(message, code="generation_failed")
                 case Delegated() as delegated:
                     written = Written(delegated.usage)
                     toolwork = tool_chunks(generation, ask, delegated, reply, written)
@@ -75,11 +71,6 @@ def _finish(
             usages.append(usage)
             return [reply.finish_chunk(generation.index, reason, stop, generation.writer)]
     return []
-
-
-def _failure(generation: Generation, message: str) -> UpstreamError:
-    log.warning("generation failed", policy=generation.policy.name, error=message)
-    return UpstreamError(message, code="generation_failed")
 
 
 def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[str, object]:

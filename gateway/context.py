@@ -92,6 +92,7 @@ class Gateway:
         metrics.load(self.admission.taken, self.admission.waiting)
         for name, backend in self.backends.items():
             metrics.replicas(name, Counter(replica.state for replica in backend.replicas))
+        metrics.refused_files(len({**self.refused, **self.policies.problems}))
         for policy, pace in self.relaying.paces.items():
             metrics.small_held(policy, pace.slower)
 

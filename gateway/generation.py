@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from gateway import metrics
 from gateway.backends import ReplicaSet
 from gateway.engines.base import Sampling
 from gateway.engines.tokenization import TAIL_CHARS, Prompt
 from gateway.errors import GatewayError, UpstreamError
 from gateway.estimate import estimate_tokens
 from gateway.openai_api import Ask, RawPrompt
-from gateway.pace import Pace, Timed
+from gateway.pace import Pace, Paces, Timed
 from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, tool_side
 from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
@@ -46,7 +46,7 @@ class Relaying:
     backends: Mapping[str, ReplicaSet]
     resume: ResumeSettings
     first_token_s: float
-    paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    paces: Paces = field(default_factory=Paces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +104,12 @@ class Generation:
             failed = True
             raise
         finally:  # a decode that was cut has come this far
-            self._paced(role, *timed.measured)
+            self.pace.add(role, *timed.measured)
             if timed.began and not failed:
-                side.replica.health.succeeded()
-
-    def _paced(self, role: Role, tokens: int, seconds: float) -> None:
-        before = self.pace.slower
-        self.pace.add(role, tokens, seconds)
-        if self.pace.slower is not before:
-            held = "small model held: it is the slower one"
-            log.warning(
-                held if not before else "small model used again",
-                policy=self.policy.name,
-                large_ms=_milliseconds(self.pace.token_seconds(Role.LARGE)),
-                small_ms=_milliseconds(self.pace.token_seconds(Role.SMALL)),
-            )
+                side.replica.succeeded()
 
     def _held(self) -> frozenset[Role]:
-        """The role that is better not handed to now: none of its engines is up, or it is slow."""
+        """The role that is better not handed to now: its engines are down, fail or are slow."""
         other = self.session.role.other
         if not self.policy.stands_in(other) or self.seats.up(other):
             return self.held
@@ -152,17 +140,10 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
             generations = await _prepare(policy, ask, relaying, failed)
             break
         except UpstreamError as error:
-            if error.engine is None or not ask.resume:
+            if not await _passed_over(error, failed, policy, ask, relaying.backends, rounds):
+                metrics.never_began(policy.name, ask.choices)
                 raise
-            again = error.engine in failed
-            failed[error.engine] = error
-            if again or not _spare(policy, ask, relaying.backends, failed):
-                sets = [replicas_of(policy, role, relaying.backends) for role in ask.roles]
-                lately_up = all(replicas.lately_up for replicas in sets)
-                if not lately_up or not await rounds.another(error):
-                    raise
-                failed.clear()
-            log.warning("trying another replica", error=error.message)
+            log.warning("trying another replica", policy=policy.name, error=error.message)
     try:
         yield generations
     finally:
@@ -170,8 +151,26 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
             generation.seats.leave()
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 3)
+async def _passed_over(
+    error: UpstreamError,
+    failed: dict[str, UpstreamError],
+    policy: Policy,
+    ask: Ask,
+    backends: Mapping[str, ReplicaSet],
+    rounds: Rounds,
+) -> bool:
+    """Notes which engine failed; whether it can be done without, or asked again."""
+    if error.engine is None or not ask.resume:
+        return False
+    again = error.engine in failed
+    failed[error.engine] = error
+    if not again and _spare(policy, ask, backends, failed):
+        return True
+    sets = [replicas_of(policy, role, backends) for role in ask.roles]
+    if not all(replicas.lately_up for replicas in sets) or not await rounds.another(error):
+        return False
+    failed.clear()
+    return True
 
 
 def _spare(

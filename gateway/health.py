@@ -60,24 +60,30 @@ class Health:
         if self._open_until is not None and not self.open:
             self._trial_until = self._clock() + self._settings.cooldown
 
-    def failed(self) -> None:
+    def failed(self) -> float | None:
+        """Returns for how many seconds the breaker opens by it, None where it does not."""
         self._failures += 1
         if self._open_until is None and self._failures < self._settings.failures:
-            return
-        seconds = min(_LONGEST_S, self._settings.cooldown * 2**self._opened)
+            return None
+        if self._open_until is not None and self._clock() < self._open_until:
+            return None  # of what ran there before: tells nothing of a trial
+        seconds: float = min(_LONGEST_S, self._settings.cooldown * 2.0**self._opened)
         self._open_until = self._clock() + seconds
         self._trial_until = 0.0
         self._opened += 1
+        return seconds
 
     def asked_for_patience(self, seconds: float) -> None:
         """It has too much to do: no failure, but others are asked before it for a while."""
         self._busy_until = self._clock() + seconds
 
-    def succeeded(self) -> None:
-        if self._open_until is not None:
+    def succeeded(self) -> bool:
+        """Returns whether that closes the breaker."""
+        closes = self._open_until is not None
+        if closes:
             self.came_back()
         self._failures = self._opened = 0
-        self._open_until = None
+        return closes
 
     def came_back(self) -> None:
         """It was away: its caches are cold, and it gets its load little by little."""

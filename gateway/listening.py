@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from aiohttp import http_exceptions, web
 
+from gateway import metrics
 from gateway.errors import GatewayError, RequestError
 from gateway.settings import Settings
 
@@ -174,6 +175,7 @@ class _Connection(web.RequestHandler):
         log.warning(
             "request refused", status=error.status, error=error.message, client=self._client()
         )
+        metrics.answered(error)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun: it can only be cut off")
         response = error.response(error.body())

@@ -64,6 +64,11 @@ class Metrics:
             ("code",),
             registry=registry,
         )
+        self.internal = Counter(
+            "relaygen_internal_errors_total",
+            "Requests that a bug of the gateway's own broke; the log has each with its traceback.",
+            registry=registry,
+        )
         self.tokens = Counter(
             "relaygen_tokens_total",
             "Tokens kept in generations, by the role that decoded them.",
@@ -102,6 +107,12 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self.refused_files = Gauge(
+            "relaygen_refused_files",
+            "Policies and settings whose present content is not in force; the most of a worker.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self.small_held = Gauge(
             "relaygen_small_held",
             "1 while a policy's small model is not used; of several workers, by any.",
@@ -130,6 +141,11 @@ def generation(policy: str, outcome: str, usage: Usage, handoff_ms: Iterable[flo
         found.handoff.observe(milliseconds / 1e3)
 
 
+def never_began(policy: str, choices: int) -> None:
+    """No engine could be had for a request: so many generations failed before their first."""
+    _metrics().generations.labels(policy, "failed").inc(choices)
+
+
 def resumed(policy: str, role: str, to: To, cause: Cause) -> None:
     """A decode of `role` broke and is gone on with."""
     _metrics().resumes.labels(policy, role, to, cause).inc()
@@ -148,6 +164,10 @@ def answered(error: GatewayError) -> None:
 def refused(code: str) -> None:
     """`code`: one of our own, never an engine's or a client's."""
     _metrics().refused.labels(code).inc()
+
+
+def internal_error() -> None:
+    _metrics().internal.inc()
 
 
 def _named(status: int) -> str:
@@ -170,6 +190,11 @@ def replicas(backend: str, counts: Mapping[State, int]) -> None:
     """How many replicas of a backend are in each state."""
     for state in get_args(State):
         _metrics().replicas.labels(backend, state).set(counts.get(state, 0))
+
+
+def refused_files(count: int) -> None:
+    """How many files' present content is not in force."""
+    _metrics().refused_files.set(count)
 
 
 def small_held(policy: str, held: bool) -> None:

@@ -43,6 +43,7 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _answer(request, refusal)
     except Exception:  # a bug of ours: logged whole, and the client still gets JSON
         log.exception("internal error")
+        metrics.internal_error()
         if ANSWERED in request:
             raise
         message = f"Internal error; the log has it under request id {request[REQUEST_ID]}"

@@ -47,7 +47,8 @@ class _Speed:
 class Pace:
     """One policy's. `clock` gives seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, policy: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy = policy
         self._clock = clock
         self._speeds = {role: _Speed() for role in Role}
         self._next_trial = 0.0
@@ -82,11 +83,23 @@ class Pace:
         large_s, small_s = large.seconds / large.tokens, small.seconds / small.tokens
         if self.slower and small_s < large_s * _FASTER:
             self.slower = False
+            log.info("small model used again", policy=self._policy)
         elif small_s > max(large_s * _SLOWER, _QUICK_S):
+            if not self.slower:
+                times = round(small_s / large_s, 2)
+                log.warning("small model held", policy=self._policy, times_slower=times)
             self.slower = True
             self._next_trial = self._clock() + _TRIAL_S
             # What was measured says how slow it is; what a trial shows is not to be outweighed.
             small.known, small.tokens, small.seconds = 0, 1.0, small_s
+
+
+class Paces(dict[str, Pace]):
+    """By policy; one that is not there yet begins with nothing known."""
+
+    def __missing__(self, policy: str) -> Pace:
+        pace = self[policy] = Pace(policy)
+        return pace
 
 
 class Timed:

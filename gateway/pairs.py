@@ -108,8 +108,9 @@ class Side:
         try:
             yield
         except UpstreamError as error:
-            error.engine = self.engine.url
-            self.replica.failed(error)
+            if error.engine is None:  # else it was counted further in
+                error.engine = self.engine.url
+                self.replica.failed(error)
             raise
 
 

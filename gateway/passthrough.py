@@ -64,7 +64,7 @@ _NOT_FOR_CLIENTS = frozenset(
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
 _SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
-_ELSEWHERE = (*BUSY, 500, 502, 503, 504)
+_ELSEWHERE = (*BUSY, 502, 503, 504)
 """Statuses for which another replica may do."""
 _FORM_MODEL = re.compile(rb'[; ]name="model"')
 _MAX_MODEL_CHARS = 512
@@ -76,6 +76,7 @@ async def pass_through(
     """Sends `data` to the engine and its answer to the client, as it comes, whatever its status.
 
     Unless it is the `last` to be asked, one that is busy or fails raises UpstreamError instead.
+    Raises it as well for what fails before the answer began; the replica is told of the rest.
     """
     upstream = replica.upstream
     if query := request.rel_url.raw_query_string:
@@ -87,6 +88,7 @@ async def pass_through(
             await raise_for_error(answer, upstream.url)
         if answer.status >= 400:
             told = await upstream.refusal(answer)
+            replica.told(answer.status)
             return web.Response(body=told, status=answer.status, headers=_kept_headers(answer))
         response = web.StreamResponse(status=answer.status, headers=_kept_headers(answer))
         if answer.content_type != "text/event-stream" and answer.content_length is not None:
@@ -96,8 +98,8 @@ async def pass_through(
             async with in_time(request), aclosing(upstream.stream(answer)) as chunks:
                 async for chunk in chunks:
                     await response.write(chunk)
+            replica.succeeded()
             await response.write_eof()
-            replica.health.succeeded()
         except UpstreamError as error:
             replica.failed(error)
             await _break_off(request, response, answer, error)
@@ -123,7 +125,10 @@ async def _break_off(
 async def translated(
     request: web.Request, replica: Replica, body: Mapping[str, Any], wire: Wire
 ) -> web.StreamResponse:
-    """A chat that the engine serves whole, told to the client by another API."""
+    """A chat that the engine serves whole, told to the client by another API.
+
+    Raises GatewayError for what fails before the answer began; the replica is told of the rest.
+    """
     upstream = replica.upstream
     async with upstream.request("POST", "/v1/chat/completions", encoded(body)) as answer:
         await raise_for_error(answer, upstream.url)
@@ -131,17 +136,19 @@ async def translated(
             completion = chunk_object(await upstream.whole(answer), upstream.url)
             with reading(upstream.url, "a completion"):
                 told = orjson.dumps(wire.whole(completion))
+            replica.succeeded()
             return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:
             async with in_time(request):
                 await _translate(upstream, answer, stream)
-            replica.health.succeeded()
+            replica.succeeded()
         except GatewayError as error:
             if not stream.begun:
                 raise
             if isinstance(error, UpstreamError):
                 replica.failed(error)
+            log.warning("passthrough broke off", error=error.message)
             await stream.send(wire.error(error))
         return stream.response
 

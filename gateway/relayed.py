@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Collection
@@ -22,6 +23,7 @@ from gateway.streaming import EventStream
 from gateway.timing import in_time
 from gateway.wire import Wire
 from relaygen.policy import Policy
+from relaygen.state import State
 
 log = structlog.get_logger()
 
@@ -41,6 +43,7 @@ async def relayed(request: web.Request, policy: Policy, ask: Ask, wire: Wire) ->
             if not stream.begun:
                 raise
             told = error if isinstance(error, GatewayError) else UpstreamError(str(error))
+            log.warning("generation failed", policy=policy.name, error=told.message, code=told.code)
             await stream.send(wire.error(told))
     return stream.response
 
@@ -101,12 +104,19 @@ async def _reply(
 ) -> None:
     """Raises UpstreamError where it takes too long."""
     relaying = request.app[GATEWAY].relaying
-    async with in_time(request), prepared(policy, ask, relaying) as generations:
-        await _written(generations, policy, ask, sink)
+    async with (
+        in_time(request) as timer,
+        prepared(policy, ask, relaying) as generations,
+    ):
+        await _written(generations, policy, ask, sink, timer)
 
 
 async def _written(
-    generations: list[Generation], policy: Policy, ask: Ask, sink: _Streamed | _Collected
+    generations: list[Generation],
+    policy: Policy,
+    ask: Ask,
+    sink: _Streamed | _Collected,
+    timer: asyncio.Timeout,
 ) -> None:
     reply = Reply(
         id=f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -118,6 +128,7 @@ async def _written(
         logprobs=ask.logprobs,
     )
     started = time.perf_counter()
+    outcome = State.CANCELLED  # the client left
     sink.start(generations[0].prompts.tokens)
     try:
         async with aclosing(chunks_of(generations, reply, ask)) as batches:
@@ -125,21 +136,30 @@ async def _written(
                 if not await sink.take(chunks):
                     return
         await sink.end()
+        outcome = State.DONE
+    except Exception:
+        outcome = State.FAILED
+        raise
     finally:
+        if timer.expired():
+            outcome = State.FAILED
         for generation in generations:
             generation.session.cancel()  # nothing, if it has ended
-            _log(generation, time.perf_counter() - started)
+            _log(generation, outcome, time.perf_counter() - started)
 
 
-def _log(generation: Generation, seconds: float) -> None:
+def _log(generation: Generation, outcome: State, seconds: float) -> None:
+    """`outcome` is the whole reply's: what its other choices and a tool's call came to."""
     session, usage = generation.session, generation.session.usage
     name, times = generation.policy.name, generation.handoffs
-    metrics.generation(name, session.state, usage, times.values)
+    if session.state is State.DONE and generation.tools is None:
+        outcome = State.DONE
+    metrics.generation(name, outcome, usage, times.values)
     log.info(
         "generation",
         policy=name,
         choice=generation.index,
-        outcome=session.state,
+        outcome=outcome,
         handoff=session.handoff,
         why=generation.why,
         large_tokens=usage.large_tokens,

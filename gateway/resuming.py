@@ -101,7 +101,7 @@ class Resuming:
             await self.seats.move(role, self._failed)
         except UpstreamError:
             return False
-        log.warning("trying another replica", error=error.message)
+        log.warning("trying another replica", policy=self.policy, error=error.message)
         return True
 
     def _note(self, error: UpstreamError) -> None:
@@ -114,8 +114,8 @@ class Resuming:
         self._failed.add(error.engine)
         self._count += 1
         if self._count > self.settings.attempts:
-            message = f"gave up after {self.settings.attempts} resumes (resume.attempts)"
-            log.warning(message, policy=self.policy, error=error.message)
+            attempts = self.settings.attempts
+            log.warning("resumes used up", policy=self.policy, attempts=attempts)
             raise error
 
     async def _elsewhere(self) -> tuple[Role, To, bool] | None:

@@ -59,7 +59,7 @@ class Seats:
         self._seats = {}
 
     def up(self, role: Role) -> bool:
-        """Whether any engine of the role is."""
+        """Whether any engine of the role is, and has not its breaker open."""
         return replicas_of(self._policy, role, self._backends).up
 
     def others(self, role: Role, avoid: Collection[str]) -> bool:

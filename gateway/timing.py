@@ -13,12 +13,12 @@ from gateway.errors import UpstreamError
 
 
 @asynccontextmanager
-async def in_time(request: web.Request) -> AsyncIterator[None]:
+async def in_time(request: web.Request) -> AsyncIterator[asyncio.Timeout]:
     """Raises UpstreamError where the block takes longer than `timeouts.total`."""
     limit = request.app[GATEWAY].settings.timeouts.total
     try:
-        async with asyncio.timeout(limit):
-            yield
+        async with asyncio.timeout(limit) as timer:
+            yield timer
     except TimeoutError:
         raise UpstreamError(
             f"The reply is not complete after {limit:g} s (timeouts.total); ask for less",

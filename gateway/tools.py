@@ -70,6 +70,7 @@ async def _chunks(
                     written.usage = _with(thought.usage, last, role, usage)
                 if chunk.get("choices") and _says(chunk["choices"][0]):
                     yield reply.taken_over(generation.index, chunk, writer)
+    seat.side.replica.succeeded()
 
 
 def _says(choice: dict[str, Any]) -> bool:

@@ -200,6 +200,8 @@ NAMES = {
     "relaygen_resumes": ("counter", {"policy", "role", "to", "cause"}),
     "relaygen_upstream_failures": ("counter", {"backend", "cause"}),
     "relaygen_refused": ("counter", {"code"}),
+    "relaygen_internal_errors": ("counter", set()),
+    "relaygen_refused_files": ("gauge", set()),
     "relaygen_tokens": ("counter", {"policy", "role"}),
     "relaygen_discarded_tokens": ("counter", {"policy"}),
     "relaygen_handoff_seconds": ("histogram", {"le"}),
