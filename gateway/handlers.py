@@ -23,7 +23,7 @@ from gateway.naming import model_named
 from gateway.openai_api import Ask
 from gateway.passthrough import for_model, pass_through, renamed, translated
 from gateway.relayed import relayed
-from gateway.upstream import encoded
+from gateway.upstream import BUSY, encoded
 from gateway.wire import MessagesWire, OpenAIWire, ResponsesWire, Wire
 from relaygen.policy import Policy
 
@@ -218,13 +218,21 @@ async def _by_any(
     for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
         try:
             with replica.in_use():
-                return await send(replica)
+                response = await send(replica)
+            if response.status < 500 and response.status not in BUSY and not _cut(request):
+                replica.health.succeeded()
+            return response
         except UpstreamError as error:
             replica.failed(error)
             if not left or ANSWERED in request:
                 raise
             log.warning("trying another replica", error=error.message)
     raise AssertionError("a backend has at least one URL")
+
+
+def _cut(request: web.Request) -> bool:
+    """Whether the client has left, or was cut off from an answer that broke."""
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _named(request: web.Request) -> tuple[dict[str, Any], str, bytes]:

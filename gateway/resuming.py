@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import structlog
@@ -20,6 +21,8 @@ from relaygen.session import RelaySession
 log = structlog.get_logger()
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_STAND_INS = 3
+"""For a role, after which a generation does without it: it is not to use up its resumes."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,14 @@ class Resuming:
     _kept: int = 0
     _since: float = 0.0
     _count: int = 0
+    _waits: int = 0
+    """Since the last new token."""
+    _stand_ins: Counter[Role] = field(default_factory=Counter)
+
+    @property
+    def given_up(self) -> frozenset[Role]:
+        """Roles that failed so often that the generation had better do without them."""
+        return frozenset(role for role, times in self._stand_ins.items() if times >= _STAND_INS)
 
     async def after(self, error: GatewayError, *, started: bool) -> list[Output]:
         """The open decode broke: has the session go on. Raises the error where nothing is left.
@@ -46,22 +57,25 @@ class Resuming:
         if not isinstance(error, UpstreamError) or error.engine is None or not self.allowed:
             raise error
         self._note(error)
-        waits = 0
         while (found := await self._elsewhere()) is None:
             left = self._since + self.settings.seconds - time.monotonic()
             if not started or left <= 0:
                 raise error
-            await asyncio.sleep(min(_wait(waits), left))
-            waits += 1
+            await asyncio.sleep(min(_wait(self._waits), left))
+            self._waits += 1
             self._failed.clear()
         return self._go_on(error, *found)
 
     def can_leave(self, role: Role) -> bool:
         """Whether there is another engine to go to than the one that `role` sits on."""
+        if not self.allowed or 2 * self._count >= self.settings.attempts:
+            return False  # half of them are for engines that break
         here = self.seats.seat(role).side.engine.url
-        if not self.allowed or self._count >= self.settings.attempts:
-            return False
-        return self.seats.others(role, {here}) or self._stand_in() is not None
+        return self.seats.others(role, {here, *self._just_failed}) or self._stand_in() is not None
+
+    @property
+    def _just_failed(self) -> set[str]:
+        return set() if self.session.usage.completion_tokens > self._kept else self._failed
 
     async def elsewhere(self, role: Role, error: UpstreamError) -> bool:
         """Takes another engine for what `role` was about to write; whether there is one."""
@@ -80,7 +94,7 @@ class Resuming:
         kept = self.session.usage.completion_tokens
         if kept > self._kept or not self._count:
             self._failed.clear()
-            self._kept, self._since = kept, time.monotonic()
+            self._kept, self._since, self._waits = kept, time.monotonic(), 0
         self._failed.add(error.engine)
         self._count += 1
         if self._count > self.settings.attempts:
@@ -120,6 +134,8 @@ class Resuming:
     def _go_on(self, error: UpstreamError, role: Role, to: To, ids: bool) -> list[Output]:
         session = self.session
         writer = session.role
+        if to == "role":
+            self._stand_ins[writer] += 1
         metrics.resumed(self.policy, writer, to, error.cause)
         log.warning(
             "resumed",
