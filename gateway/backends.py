@@ -342,8 +342,8 @@ class ReplicaSet:
 
     @property
     def up(self) -> bool:
-        """Whether any replica is, and has not its breaker open."""
-        return any(r.info is not None and not r.health.open for r in self.replicas)
+        """Whether any replica is, and its breaker lets at least a trial through."""
+        return any(r.info is not None and not r.health.resting for r in self.replicas)
 
 
 def _upstream(

@@ -110,10 +110,10 @@ class Generation:
 
     def _held(self) -> frozenset[Role]:
         """The role that is better not handed to now: its engines are down, fail or are slow."""
-        other = self.session.role.other
+        other, held = self.session.role.other, self.held | self.resuming.given_up
         if not self.policy.stands_in(other) or self.seats.up(other):
-            return self.held
-        return self.held | {other}
+            return held
+        return held | {other}
 
     @property
     def writer(self) -> tuple[Role, int]:
@@ -185,10 +185,8 @@ def _spare(
 async def _prepare(
     policy: Policy, ask: Ask, relaying: Relaying, avoid: Mapping[str, UpstreamError]
 ) -> list[Generation]:
-    pair = await open_pair(policy, relaying.backends, ask.roles, avoid)
     with ExitStack() as opening:
-        for side in pair.sides.values():
-            opening.enter_context(side.replica.in_use())
+        pair = await open_pair(policy, relaying.backends, ask.roles, avoid, opening)
         return await _choices(policy, ask, relaying, pair)
 
 
@@ -282,7 +280,8 @@ async def _prompts(policy: Policy, ask: Ask, pair: Pair, raw: RawPrompt | None) 
     counted = [len(prompt.ids) for prompt in rendered if prompt.ids is not None]
     echo = ""
     if ask.echo and side.tokens is not None:
-        echo = raw if isinstance(raw, str) else await side.tokens.text(side.model, first)
+        with side.failing():
+            echo = raw if isinstance(raw, str) else await side.tokens.text(side.model, first)
     return Prompts(
         by_role=dict(zip(roles, rendered, strict=True)),
         phase=await _phase(policy.thinking, side, first, ask, raw),
@@ -336,7 +335,8 @@ async def _close_ids(policy: Policy, pair: Pair) -> tuple[int, ...]:
     side = next(iter(pair.sides.values()))
     if pair.handoff == "text" or side.tokens is None:
         return ()
-    return await side.tokens.fixed_ids(side.model, "\n" + policy.thinking.close)
+    with side.failing():
+        return await side.tokens.fixed_ids(side.model, "\n" + policy.thinking.close)
 
 
 def _sampling(policy: Policy, role: Role, ask: Ask) -> Sampling:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.settings import HealthSettings
 
 _LONGEST_S = 60.0
-"""That a breaker stays open, however often it opened."""
+"""That a breaker stays open, however often it opened, or that a wish for patience holds."""
 _FIRST_SHARE = 0.1
 """Of its load, that a replica gets when it comes back."""
 
@@ -26,7 +26,7 @@ class Health:
         self._settings = settings
         self._clock = clock
         self._failures = 0
-        self._opened = 0  # times in a row
+        self._seconds = settings.cooldown  # that it stays open next
         self._open_until: float | None = None
         self._trial_until = 0.0
         self._busy_until = 0.0
@@ -38,6 +38,11 @@ class Health:
         if self._open_until is None:
             return False
         return self._clock() < max(self._open_until, self._trial_until)
+
+    @property
+    def resting(self) -> bool:
+        """Whether it is too early even for a trial."""
+        return self._open_until is not None and self._clock() < self._open_until
 
     @property
     def busy(self) -> bool:
@@ -65,28 +70,29 @@ class Health:
         self._failures += 1
         if self._open_until is None and self._failures < self._settings.failures:
             return None
-        if self._open_until is not None and self._clock() < self._open_until:
-            return None  # of what ran there before: tells nothing of a trial
-        seconds: float = min(_LONGEST_S, self._settings.cooldown * 2.0**self._opened)
+        if self.resting:
+            return None  # asked before it opened, or because there was no other: no trial
+        seconds = self._seconds
         self._open_until = self._clock() + seconds
         self._trial_until = 0.0
-        self._opened += 1
+        self._seconds = min(2 * seconds, max(_LONGEST_S, self._settings.cooldown))
         return seconds
 
     def asked_for_patience(self, seconds: float) -> None:
         """It has too much to do: no failure, but others are asked before it for a while."""
-        self._busy_until = self._clock() + seconds
+        self._busy_until = self._clock() + min(seconds, _LONGEST_S)
 
     def succeeded(self) -> bool:
         """Returns whether that closes the breaker."""
         closes = self._open_until is not None
         if closes:
             self.came_back()
-        self._failures = self._opened = 0
+        self._failures = 0
         return closes
 
     def came_back(self) -> None:
         """It was away: its caches are cold, and it gets its load little by little."""
-        self._failures = self._opened = 0
+        self._failures = 0
+        self._seconds = self._settings.cooldown
         self._open_until = None
         self._up_since = self._clock()

@@ -29,6 +29,8 @@ _TRIAL_S = 30.0
 _TRIAL_TOKENS = 64
 _JUDGED_S = 0.5
 """Of a segment, before its rate counts."""
+_PAUSED_S = 0.02
+"""Between reads, by a client that reads slowly: no fault of the engine's."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class Pace:
         if large.known < _ENOUGH or small.known < enough:
             return
         large_s, small_s = large.seconds / large.tokens, small.seconds / small.tokens
-        if self.slower and small_s < large_s * _FASTER:
+        if self.slower and small_s < max(large_s * _FASTER, _QUICK_S):
             self.slower = False
             log.info("small model used again", policy=self._policy)
         elif small_s > max(large_s * _SLOWER, _QUICK_S):
@@ -116,7 +118,7 @@ class Timed:
         self._asked = policy.slow.of(role)
         self._first_token_s = first_token_s
         self._can_leave = can_leave
-        self._first = self._last = 0.0
+        self._seconds = 0.0
         self._tokens = 0
         self._told = False
         self.began = False
@@ -125,20 +127,24 @@ class Timed:
     @property
     def measured(self) -> tuple[int, float]:
         """Tokens after the first read, and the seconds that they took."""
-        return self._tokens, self._last - self._first
+        return self._tokens, self._seconds
 
     async def events(self, decode: AsyncGenerator[Event], url: str) -> AsyncGenerator[Event]:
         """Raises UpstreamError where the engine is too slow, and there is another."""
         async with aclosing(decode):
             first = await self._begin(decode, url)
             self.began = True
-            self._first = self._last = time.perf_counter()
+            last = time.perf_counter()
             yield first
+            asked = time.perf_counter()
             async for event in decode:
-                self._last = time.perf_counter()
-                if isinstance(event, DecodeChunk):
+                now = time.perf_counter()
+                if isinstance(event, DecodeChunk) and asked - last < _PAUSED_S:
                     self._tokens += len(event.pieces)
+                    self._seconds += now - last
+                last = now
                 yield event
+                asked = time.perf_counter()
                 if self._asked.tokens_per_second is not None:
                     self._keeps_up(self._asked.tokens_per_second, url)
 

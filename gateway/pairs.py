@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -87,15 +87,16 @@ class Side:
         """The end of the prompt's text. RequestError for ids of the client's that are no tokens."""
         if self.tokens is None:
             return ""
-        try:
-            return await self.tokens.tail(self.model, prompt, length)
-        except UnreachableError:
-            raise
-        except UpstreamError as error:
-            if not given:
+        with self.failing():
+            try:
+                return await self.tokens.tail(self.model, prompt, length)
+            except UnreachableError:
                 raise
-            message = f"`prompt` has token ids that the model does not know: {error.message}"
-            raise RequestError(message, param="prompt") from None
+            except UpstreamError as error:
+                if not given:
+                    raise
+                message = f"`prompt` has token ids that the model does not know: {error.message}"
+                raise RequestError(message, param="prompt") from None
 
     def decode(
         self, prompt: Prompt, request: DecodeRequest, sampling: Sampling
@@ -150,14 +151,18 @@ async def open_pair(
     backends: Mapping[str, ReplicaSet],
     roles: Sequence[Role] = tuple(Role),
     avoid: Mapping[str, UpstreamError] = _NONE,
+    opening: ExitStack | None = None,
 ) -> Pair:
     """Takes a replica for each role. Raises UpstreamError while the policy can't be served.
 
     `avoid` are the engines that failed already: they are asked again only where no other role can
-    stand in for theirs.
+    stand in for theirs. Until `opening` is closed, what is taken counts as load.
     """
-    opening = (_opened(policy, role, backends, avoid, len(roles) > 1) for role in roles)
-    opened = await asyncio.gather(*opening, return_exceptions=True)
+    both = len(roles) > 1
+    opened = await asyncio.gather(
+        *(_opened(policy, role, backends, avoid, both, opening) for role in roles),
+        return_exceptions=True,
+    )
     sides = [side for side in opened if isinstance(side, Side)]
     absent: tuple[Role, UpstreamError] | None = None
     for role, error in zip(roles, opened, strict=True):
@@ -179,11 +184,15 @@ async def _opened(
     backends: Mapping[str, ReplicaSet],
     avoid: Mapping[str, UpstreamError],
     both: bool,
+    opening: ExitStack | None,
 ) -> Side:
     replicas = replicas_of(policy, role, backends)
     if avoid and both and policy.stands_in(role) and not replicas.beyond(avoid):
         raise next(error for url, error in avoid.items() if url in replicas.urls)
-    return await side_of(policy, role, await replicas.choose(avoid, policy.spec(role).model))
+    replica = await replicas.choose(avoid, policy.spec(role).model)
+    if opening is not None:  # before anything is awaited: who asks now must see it
+        opening.enter_context(replica.in_use())
+    return await side_of(policy, role, replica)
 
 
 def replicas_of(policy: Policy, role: Role, backends: Mapping[str, ReplicaSet]) -> ReplicaSet:
@@ -235,8 +244,9 @@ async def _prefills(policy: Policy, side: Side) -> tuple[Prefill, Prefill]:
     Raises UpstreamError where it is not.
     """
     engine, thinking = side.engine, policy.thinking
-    inside = await engine.goes_on(side.model, thinking, closed=False)
-    after = await engine.goes_on(side.model, thinking, closed=True)
+    with side.failing():
+        inside = await engine.goes_on(side.model, thinking, closed=False)
+        after = await engine.goes_on(side.model, thinking, closed=True)
     if inside is None or after is None:
         where = "inside" if inside is None else "after"
         other = (
@@ -284,7 +294,10 @@ async def tool_side(policy: Policy, pair: Pair) -> tuple[Side | None, str]:
     if side is None:
         return None, f"no engine of the {policy.tools} model is up"
     engine = side.engine
-    form = await engine.goes_on(side.model, policy.thinking, closed=True) if engine.tools else None
+    form = None
+    if engine.tools:
+        with side.failing():
+            form = await engine.goes_on(side.model, policy.thinking, closed=True)
     if form is None or form not in engine.form_prefills:
         return None, f"the chat endpoint of {engine.url} does not go on exactly from a thought"
     return side, f"{side.role} goes on by chat ({form})"

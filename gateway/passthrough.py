@@ -137,6 +137,7 @@ async def translated(
             with reading(upstream.url, "a completion"):
                 told = orjson.dumps(wire.whole(completion))
             replica.succeeded()
+            replica.succeeded()
             return web.Response(body=told, content_type="application/json")
         stream = EventStream(request, wire)
         try:

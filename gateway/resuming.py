@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import structlog
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 EARLY_S = 2.0
 """For which engines are asked again before the first byte: a client can do that as well."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_STAND_INS = 3
+"""For a role, after which a generation does without it: it is not to use up its resumes."""
 
 
 class Rounds:
@@ -65,6 +68,12 @@ class Resuming:
     _early: Rounds = field(default_factory=lambda: Rounds(EARLY_S, patient=False))
     _kept: int = 0
     _count: int = 0
+    _stand_ins: Counter[Role] = field(default_factory=Counter)
+
+    @property
+    def given_up(self) -> frozenset[Role]:
+        """Roles that failed so often that the generation had better do without them."""
+        return frozenset(role for role, times in self._stand_ins.items() if times >= _STAND_INS)
 
     def __post_init__(self) -> None:
         self._rounds = Rounds(self.settings.seconds)
@@ -87,10 +96,14 @@ class Resuming:
 
     def can_leave(self, role: Role) -> bool:
         """Whether there is another engine to go to than the one that `role` sits on."""
+        if not self.allowed or 2 * self._count >= self.settings.attempts:
+            return False  # half of them are for engines that break
         here = self.seats.seat(role).side.engine.url
-        if not self.allowed or self._count >= self.settings.attempts:
-            return False
-        return self.seats.others(role, {here}) or self._stand_in() is not None
+        return self.seats.others(role, {here, *self._just_failed}) or self._stand_in() is not None
+
+    @property
+    def _just_failed(self) -> set[str]:
+        return set() if self.session.usage.completion_tokens > self._kept else self._failed
 
     async def elsewhere(self, role: Role, error: UpstreamError) -> bool:
         """Takes another engine for what `role` was about to write; whether there is one."""
@@ -150,6 +163,8 @@ class Resuming:
     def _go_on(self, error: UpstreamError, role: Role, to: To, ids: bool) -> list[Output]:
         session = self.session
         writer = session.role
+        if to == "role":
+            self._stand_ins[writer] += 1
         metrics.resumed(self.policy, writer, to, error.cause)
         log.warning(
             "resumed",

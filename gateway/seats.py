@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.backends import ReplicaSet
 from gateway.engines.tokenization import Prompt
-from gateway.errors import UpstreamError
+from gateway.errors import GatewayError, UpstreamError
 from gateway.openai_api import Ask, RawPrompt
 from gateway.pairs import Pair, Side, replicas_of, side_of
 from relaygen.events import Role
@@ -78,18 +78,29 @@ class Seats:
 
         Raises UpstreamError where there is none.
         """
-        failed: UpstreamError | None = None
+        failed: GatewayError | None = None
         for replica in replicas_of(self._policy, role, self._backends).others(avoid):
             try:
                 side = await side_of(self._policy, role, replica)
+                ids = self._shares_ids(role, side)
+                if not ids and self._needs_ids:
+                    continue
                 seat = Seat(side, await self._prompt(role, side))
-            except UpstreamError as error:
+            except GatewayError as error:  # also its refusal of what another engine took
                 failed = error
                 continue
-            ids = self._shares_ids(role, side)
             self._sit(role, seat)
             return ids
-        raise failed or UpstreamError(f"No other engine of the {role} model is up")
+        if isinstance(failed, UpstreamError):
+            raise failed
+        raise UpstreamError(f"No other engine of the {role} model can go on") from failed
+
+    @property
+    def _needs_ids(self) -> bool:
+        """Whether what was asked makes no sense with another vocabulary."""
+        return self.pair.handoff == "tokens" and (
+            isinstance(self._raw, tuple) or self._ask.ids is not None
+        )
 
     def _sit(self, role: Role, seat: Seat) -> None:
         seat.side.replica.taken()

@@ -136,9 +136,8 @@ def _take(event: dict[str, Any], told: Told) -> None:
     told.usage = event.get("usage") or told.usage
     if event.get("choices"):
         told.finishes += filter(None, [event["choices"][0].get("finish_reason")])
-    if text_of(event):
-        if told.roles[-1:] != [event["relaygen"]["role"]]:
-            told.roles.append(event["relaygen"]["role"])
+    if text_of(event) and told.roles[-1:] != [event["relaygen"]["role"]]:
+        told.roles.append(event["relaygen"]["role"])
 
 
 def in_segment_of(role: str, *, first: int = 0, kept: int = KEPT) -> Moment:
