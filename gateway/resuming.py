@@ -30,7 +30,8 @@ _STAND_INS = 3
 class Rounds:
     """Engines that all failed are asked again, after a wait that grows, for so many seconds.
 
-    One that has too much to do is asked again only by the `patient`.
+    One that has too much to do, was silent for long or refuses our key is asked again only by the
+    `patient`.
     """
 
     def __init__(self, seconds: float, *, patient: bool = True) -> None:
@@ -45,12 +46,22 @@ class Rounds:
         if self._end is None:
             self._end = now + self._seconds
         left = self._end - now
-        if left <= 0 or (isinstance(error, BusyError) and not self._patient):
+        if left <= 0 or not (self._patient or _passes(error)):
             return False
-        longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**self._count)
+        await asyncio.sleep(min(left, _wait(self._count)))
         self._count += 1
-        await asyncio.sleep(min(left, longest * random.uniform(0.5, 1.0)))  # apart from others
         return True
+
+
+def _wait(times: int) -> float:
+    """Longer each time; apart, so that not all come back at once."""
+    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**times) * random.uniform(0.5, 1.0))
+
+
+def _passes(error: UpstreamError) -> bool:
+    """Whether the same request may do in a moment."""
+    busy = isinstance(error, BusyError) or error.code == "engine_refused_key"
+    return not busy and error.cause not in ("timeout", "slow")
 
 
 @dataclass(slots=True)

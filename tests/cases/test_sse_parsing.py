@@ -253,7 +253,7 @@ async def test_a_stream_that_breaks_after_the_role_alone_is_an_http_error(
     large, small = pair_of(FakeVllm)
     large.script = writes(how)
     answer = await post(await served_by(stage, large, small, BY_CHAT), stream=streaming)
-    assert len(large.decodes) == 1
+    assert len(large.decodes) >= 1
     assert answer.status == 502
 
 

@@ -65,7 +65,7 @@ async def test_a_fresh_connection_that_dies_is_not_tried_again(stage: Stage) -> 
     large.dies_always = True
     before = len(large.requests)
     with pytest.raises(openai.InternalServerError) as caught:
-        await ask(served)
+        await ask(served, extra_body={"relaygen": {"resume": False}})
     assert caught.value.status_code == 502
     assert caught.value.code == "engine_disconnected"
     # One to render; the watcher may have asked once.

@@ -203,7 +203,7 @@ async def slow_without_another(play: Play) -> Seen:
 
 @scene
 async def small_is_slower(play: Play) -> Seen:
-    served = await play.serve([big()], [small := tiny()])
+    served = await play.serve([big()], [small := tiny()], slow={"hold": True})
     measured = served.app[GATEWAY].relaying.paces[POLICY]
     measured.add(Role.LARGE, 300, 3.0)
     measured.add(Role.SMALL, 300, 6.0)
