@@ -21,7 +21,7 @@ check: setup  ## format, lint, types, import rule, the core's tests at full bran
 	$(BIN)/pytest tests/relaygen --cov --cov-report=term-missing
 
 fuzz: setup  ## made-up input for FUZZ_SECONDS a part; FUZZ_SEED=n replays a run
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -m fuzz -s --show-capture=no tests/fuzz $(ARGS)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -n 2 --dist load -m fuzz --show-capture=no tests/fuzz $(ARGS)
 
 serve: setup  ## the gateway; e.g. make serve ARGS="--large http://gpu1:8000/v1 --small http://gpu2:8000/v1"
 	$(BIN)/relaygen serve $(ARGS)

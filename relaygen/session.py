@@ -116,9 +116,8 @@ class RelaySession:
     @property
     def stand_in(self) -> Role | None:
         """Who may go on where the engines of the role that writes now fail; None: nobody."""
-        other = self.role.other
-        allowed = self._solo is None and other not in self.held
-        return other if allowed and self._policy.stands_in(self.role) else None
+        allowed = self._solo is None and self._policy.stands_in(self.role)
+        return self.role.other if allowed else None
 
     def next_decode(self) -> DecodeRequest | None:
         """The decode to open now, or None when the generation has ended."""

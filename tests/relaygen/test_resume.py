@@ -155,13 +155,16 @@ def test_the_small_model_stands_in_for_the_large_one_where_the_policy_says_so() 
     assert (session.state, session.role) == (State.SMALL, Role.SMALL)
 
 
-def test_nobody_stands_in_for_a_role_that_was_asked_for_or_by_one_that_is_held() -> None:
+def test_nobody_stands_in_for_a_role_that_was_asked_for() -> None:
     solo = RelaySession(make_policy("Now"), solo=Role.SMALL)
     solo.next_decode()
     assert solo.stand_in is None
-    held = writing(make_policy("Now"), ("Now",), (" it",))
-    held.held = frozenset({Role.LARGE})
-    assert held.stand_in is None
+
+
+def test_a_role_that_is_held_is_better_than_none() -> None:
+    session = writing(make_policy("Now"), ("Now",), (" it",))
+    session.held = frozenset({Role.LARGE})
+    assert session.stand_in is Role.LARGE
 
 
 def test_an_answer_goes_on_by_the_other_role() -> None:
