@@ -76,7 +76,10 @@ def start(tmp_path: Path) -> Callable[..., Any]:
     @asynccontextmanager
     async def run(large: int = 1, small: int = 1) -> AsyncIterator[Running]:
         policies = write_policies(tmp_path, "tiny-large")
+        config = tmp_path / "gateway.yaml"
+        config.write_text("resume: {seconds: 3}\n")  # what nobody can go on with ends soon
         flags = [part for policy in policies[1:] for part in ("--policy", str(policy))]
+        flags += ["--config", str(config)]
         async with AsyncExitStack() as stack:
             begun = [await stack.enter_async_context(engine()) for _ in range(large + small)]
             larges, smalls = begun[:large], begun[large:]

@@ -12,7 +12,7 @@ from gateway.demo.processes import gateway, llamacpp_engine
 from tests.integration.seam import NEAR_TIE, Seam, seam
 from tests.integration.vllm_server import vllm_engine
 
-PROMPTS = 50
+PROMPTS = 24
 
 
 async def _seam(large: str, small: str, policy: Path) -> Seam:
