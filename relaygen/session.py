@@ -300,7 +300,7 @@ class RelaySession:
         if self._spent:
             self._finish(Trigger.LIMIT, "length")
             return
-        self._written.kept.drop_blank()
+        self._written.put_back_blank(self.role)
         self._move(trigger)
         target = self._writer(trigger)
         if target is not self.role:

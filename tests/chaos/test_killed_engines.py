@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import aiohttp
 import pytest
@@ -126,9 +128,13 @@ async def asked(url: str, numbers: list[int], at_once: int) -> list[Reply]:
 async def relay(made: list[Engine]) -> AsyncIterator[str]:
     large, small = ([e for e in made if e.role == role] for role in ("large", "small"))
     more = [flag for e in [*large[1:], *small[1:]] for flag in (f"--{e.role}", f"{e.url}/v1")]
-    policy = bundled_policy("tiny-pair")
-    async with gateway(policy, large[0].url, small[0].url, flags=more) as url:
-        yield url
+    with TemporaryDirectory() as folder:
+        policy = Path(folder) / "policy.yaml"
+        given = bundled_policy("tiny-pair").read_text(encoding="utf-8")
+        # The large model in the small one's place would write another text, as it should.
+        policy.write_text(f"{given}\non_failure: {{small: fail}}\n", encoding="utf-8")
+        async with gateway(policy, large[0].url, small[0].url, flags=more) as url:
+            yield url
 
 
 async def test_no_generation_is_lost_to_a_killed_engine() -> None:
