@@ -20,7 +20,7 @@ from gateway.app import build_app
 from gateway.listening import runner_of
 from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
-from tests.gateway.fakes import FakeEngine
+from tests.gateway.fakes import FakeEngine, FakeVllm
 from tests.gateway.fakes.engines import CHAT
 
 STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
@@ -130,6 +130,20 @@ class Stage:
 
 def backends_of(large: FakeEngine, small: FakeEngine) -> dict[str, Any]:
     return {"large": {"urls": [large.url]}, "small": {"urls": [small.url]}}
+
+
+async def two_large(
+    stage: Stage, first: FakeVllm, second: FakeVllm, *, chats: bool = False
+) -> Served:
+    """Two replicas of the large model, the first of which is asked first; `chats` are served."""
+    small = FakeVllm(model="tiny")
+    for engine in (first, second, small):
+        engine.chats = chats
+        await stage.engine(engine)
+    backends = {"large": {"urls": [first.url, second.url]}, "small": {"urls": [small.url]}}
+    served = await stage.gateway({"backends": backends}, policy_of(first, small))
+    await until_ready(served, 200)
+    return served
 
 
 # ---- what the gateway says of itself ------------------------------------------------------------

@@ -16,11 +16,10 @@ from tests.gateway.support import (
     POLICY,
     USER,
     WAIT_S,
-    Served,
     Stage,
     get,
     leaving,
-    policy_of,
+    two_large,
     until_ready,
     within,
 )
@@ -28,22 +27,11 @@ from tests.gateway.support import (
 BUSY = b'{"error": {"message": "too much to do"}}'
 
 
-async def two_large(stage: Stage, first: FakeVllm, second: FakeVllm) -> Served:
-    small = FakeVllm(model="tiny")
-    for engine in (first, second, small):
-        engine.chats = True
-        await stage.engine(engine)
-    backends = {"large": {"urls": [first.url, second.url]}, "small": {"urls": [small.url]}}
-    served = await stage.gateway({"backends": backends}, policy_of(first, small))
-    await until_ready(served, 200)
-    return served
-
-
 @pytest.mark.parametrize("model", ["big", POLICY])
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_replica_is_passed_over(stage: Stage, model: str, status: int) -> None:
     busy, sound = FakeVllm(model="big"), FakeVllm(writes("Fine"), model="big")
-    served = await two_large(stage, busy, sound)
+    served = await two_large(stage, busy, sound, chats=True)
     busy.refusals["/v1/chat/completions"] = (status, BUSY)
     whole = {"extra_body": {"stop_token_ids": [2]}}
     reply = await served.client.chat.completions.create(model=model, messages=USER, **whole)  # type: ignore[call-overload]
@@ -52,7 +40,7 @@ async def test_a_busy_replica_is_passed_over(stage: Stage, model: str, status: i
 
 async def test_the_last_replicas_answer_is_told_as_it_is(stage: Stage) -> None:
     busy, other = FakeVllm(model="big"), FakeVllm(model="big")
-    served = await two_large(stage, busy, other)
+    served = await two_large(stage, busy, other, chats=True)
     for engine in (busy, other):
         engine.refusals["/v1/chat/completions"] = (429, BUSY)
     with pytest.raises(openai.RateLimitError, match="too much to do"):

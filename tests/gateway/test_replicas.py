@@ -1,4 +1,4 @@
-"""Several servers of one model: another one takes over before the first byte, never after."""
+"""Several servers of one model: another one takes over where one fails before the first byte."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ import pytest
 from tests.gateway.fakes import Error, FakeVllm, Fin, Reset, writes
 from tests.gateway.support import (
     WAIT_S,
-    Served,
     Stage,
     ask,
     get,
-    policy_of,
     stream,
+    two_large,
     until_ready,
     within,
 )
 from tests.gateway.test_readiness import MuteVllm
-
-
-async def two_large(stage: Stage, first: FakeVllm, second: FakeVllm) -> Served:
-    """The first is asked first."""
-    small = FakeVllm(model="tiny")
-    for engine in (first, second, small):
-        await stage.engine(engine)
-    backends = {"large": {"urls": [first.url, second.url]}, "small": {"urls": [small.url]}}
-    served = await stage.gateway({"backends": backends}, policy_of(first, small))
-    await until_ready(served, 200)
-    return served
 
 
 @pytest.mark.parametrize("failure", [Reset(), Fin(), Error("queue full")])

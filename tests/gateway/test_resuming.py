@@ -44,7 +44,6 @@ from tests.gateway.tooling import TOOLS
 
 DIALECTS = [FakeVllm, FakeLlamaCpp, FakeSglang]
 BREAKS = [Reset(), Fin(), Error("queue full"), Raw(b"data: {nonsense\n\n")]
-GARBAGE = Raw(b"\x00\xff garbage \r\n\r\n data: 17\n\n")
 
 
 def after(count: int, act: Any) -> Script:
