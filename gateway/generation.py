@@ -120,11 +120,6 @@ class Generation:
         """The role that writes now, and the number of its segment."""
         return self.session.role, self.session.segment
 
-    @property
-    def engine(self) -> str:
-        """The base URL of the engine that writes now."""
-        return self.seats.seat(self.session.role).side.engine.url
-
 
 @asynccontextmanager
 async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterator[list[Generation]]:
