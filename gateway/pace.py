@@ -88,8 +88,12 @@ class Pace:
             log.info("small model used again", policy=self._policy)
         elif small_s > max(large_s * _SLOWER, _QUICK_S):
             if not self.slower:
-                times = round(small_s / large_s, 2)
-                log.warning("small model held", policy=self._policy, times_slower=times)
+                log.warning(
+                    "small model held",
+                    policy=self._policy,
+                    large_token_ms=round(large_s * 1000, 2),
+                    small_token_ms=round(small_s * 1000, 2),
+                )
             self.slower = True
             self._next_trial = self._clock() + _TRIAL_S
             # What was measured says how slow it is; what a trial shows is not to be outweighed.

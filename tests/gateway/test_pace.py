@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -138,6 +138,7 @@ def test_one_that_was_slow_is_free_where_no_speed_is_measured(pace: Pace) -> Non
     assert not pace.slower
 
 
+@example([(LARGE, 256, 0.0, 0.0), (SMALL, 256, 1.0, 0.0)])
 @given(
     st.lists(
         st.tuples(
