@@ -9,15 +9,15 @@ from contextlib import aclosing, suppress
 from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
-from gateway.replies import Chunk, HandoffTimes, Reply, usage_object
+from gateway.replies import AnyChunk, HandoffTimes, Reply, usage_object
 from gateway.tools import Written, tool_chunks
-from relaygen.events import Delegated, Delta, Failed, Finished, Output, Role
+from relaygen.events import Delegated, Failed, Finished, Output, Role
 from relaygen.usage import Usage
 
 
 async def chunks_of(
     generations: Sequence[Generation], reply: Reply, ask: Ask
-) -> AsyncGenerator[list[Chunk]]:
+) -> AsyncGenerator[list[AnyChunk]]:
     """All chunks of a reply, some at a time, the usage last.
 
     Raises GatewayError where a choice can't be completed: what was yielded then has no end.
@@ -33,11 +33,11 @@ async def chunks_of(
 
 async def _choice(
     generation: Generation, reply: Reply, ask: Ask, usages: list[Usage]
-) -> AsyncGenerator[list[Chunk]]:
+) -> AsyncGenerator[list[AnyChunk]]:
     index, begun, opener = generation.index, False, generation.writer
     async with aclosing(generation.run()) as batches:
         async for outputs in batches:
-            chunks = list(reply.delta_chunks(index, (o for o in outputs if isinstance(o, Delta))))
+            chunks = reply.delta_chunks(index, outputs)
             if not begun:
                 chunks[:0] = _opening(generation, reply, opener)
                 begun = True
@@ -56,7 +56,7 @@ async def _choice(
                     usages.append(written.usage)
 
 
-def _opening(generation: Generation, reply: Reply, writer: tuple[Role, int]) -> list[Chunk]:
+def _opening(generation: Generation, reply: Reply, writer: tuple[Role, int]) -> list[AnyChunk]:
     if reply.chat:
         return [reply.role_chunk(generation.index, writer)]
     echo = generation.prompts.echo
@@ -65,7 +65,7 @@ def _opening(generation: Generation, reply: Reply, writer: tuple[Role, int]) -> 
 
 def _finish(
     output: Output, generation: Generation, reply: Reply, usages: list[Usage]
-) -> list[Chunk]:
+) -> list[AnyChunk]:
     match output:
         case Finished(reason, usage, stop):
             usages.append(usage)
@@ -89,12 +89,14 @@ def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[s
     )
 
 
-async def _merged(written: Sequence[AsyncGenerator[list[Chunk]]]) -> AsyncGenerator[list[Chunk]]:
+async def _merged(
+    written: Sequence[AsyncGenerator[list[AnyChunk]]],
+) -> AsyncGenerator[list[AnyChunk]]:
     """The chunks of several choices as they come; the first that breaks ends them all.
 
     A slow reader slows every choice: each has to be taken before its next read.
     """
-    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[list[AnyChunk] | Exception | None] = asyncio.Queue(maxsize=1)
     tasks = [asyncio.create_task(_put(choice, queue)) for choice in written]
     try:
         left = len(tasks)
@@ -114,7 +116,7 @@ async def _merged(written: Sequence[AsyncGenerator[list[Chunk]]]) -> AsyncGenera
 
 
 async def _put(
-    choice: AsyncIterator[list[Chunk]], queue: asyncio.Queue[list[Chunk] | Exception | None]
+    choice: AsyncIterator[list[AnyChunk]], queue: asyncio.Queue[list[AnyChunk] | Exception | None]
 ) -> None:
     assert isinstance(choice, AsyncGenerator)
     async with aclosing(choice) as batches:

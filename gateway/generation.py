@@ -82,13 +82,14 @@ class Generation:
     """Roles that it does without from its beginning."""
 
     async def run(self) -> AsyncGenerator[list[Output]]:
+        self.session.holds = self._held
         run = relay(self.session, self._decode, self.resuming.after, self.handoffs)
         async with aclosing(run) as batches:
             async for outputs in batches:
                 yield outputs
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
-        role, session = request.role, self.session
+        role = request.role
         seat = self.seats.seat(role)
         side = seat.side
         timed = Timed(role, self.policy, self.first_token_s, self.resuming.can_leave)
@@ -98,7 +99,6 @@ class Generation:
             with side.failing():
                 async with aclosing(timed.events(decode, side.engine.url)) as events:
                     async for event in events:
-                        session.held = self._held()
                         yield event
         except GatewayError:
             failed = True

@@ -18,7 +18,7 @@ from gateway.context import GATEWAY
 from gateway.errors import GatewayError, UpstreamError
 from gateway.generation import Generation, ServedWholeError, prepared
 from gateway.openai_api import Ask
-from gateway.replies import Folded, Reply
+from gateway.replies import AnyChunk, Folded, Reply
 from gateway.streaming import EventStream
 from gateway.timing import in_time
 from gateway.wire import Wire
@@ -68,7 +68,7 @@ class _Streamed:
         self._stream.decided.set()
         self._stream.wire.prompted(prompt_tokens)
 
-    async def take(self, chunks: Collection[dict[str, object]]) -> bool:
+    async def take(self, chunks: Collection[AnyChunk]) -> bool:
         """Returns whether more is wanted."""
         wire = self._stream.wire
         await self._stream.send(b"".join(wire.chunk(chunk) for chunk in chunks))
@@ -87,7 +87,7 @@ class _Collected:
     def start(self, prompt_tokens: int) -> None:
         pass
 
-    async def take(self, chunks: Collection[dict[str, object]]) -> bool:
+    async def take(self, chunks: Collection[AnyChunk]) -> bool:
         for chunk in chunks:
             self.folded.add(chunk)
         return True

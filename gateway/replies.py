@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from relaygen.events import Delta, DeltaKind, Piece, Role
+import orjson
+
+from gateway import sse
+from relaygen.events import Delta, DeltaKind, Output, Piece, Role
 from relaygen.usage import Usage
 
 Chunk: TypeAlias = dict[str, Any]
+_TEXT, _QUOTED_TEXT = "\0", b'"\\u0000"'
+"""Stand for the text in a chunk of which all else is known."""
+_FRAMES = 64
+
+
+@dataclass(slots=True)
+class TextChunk:
+    """A chunk that is not spelt out yet: in a stream they differ in little but their text."""
+
+    reply: Reply
+    index: int
+    delta: Delta
+
+    def spelt(self) -> Chunk:
+        return self.reply.delta_chunk(self.index, self.delta)
+
+    def event(self) -> bytes:
+        """Its wire form in OpenAI's stream."""
+        return self.reply.delta_event(self.index, self.delta)
+
+
+AnyChunk: TypeAlias = "Chunk | TextChunk"
+
+
+def spelt(chunk: AnyChunk) -> Chunk:
+    return chunk.spelt() if isinstance(chunk, TextChunk) else chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +53,9 @@ class Reply:
     field: str
     trace: bool
     logprobs: int | None
+    _frames: dict[tuple[object, ...], list[bytes]] = dataclasses.field(
+        default_factory=dict, compare=False
+    )
 
     def role_chunk(self, index: int, writer: tuple[Role, int]) -> Chunk:
         """The first chunk of a choice in a chat."""
@@ -32,8 +65,30 @@ class Reply:
         """Text that no model wrote: the prompt, echoed."""
         return self._chunk(index, {}, None, text=text, writer=writer)
 
-    def delta_chunks(self, index: int, deltas: Iterable[Delta]) -> Iterator[Chunk]:
-        return (self._delta_chunk(index, delta) for delta in deltas if self._shows(delta))
+    def delta_chunks(self, index: int, outputs: Iterable[Output]) -> list[AnyChunk]:
+        """The chunks of those outputs that are text to be shown."""
+        return [
+            TextChunk(self, index, output)
+            for output in outputs
+            if type(output) is Delta and self._shows(output)
+        ]
+
+    def delta_event(self, index: int, delta: Delta) -> bytes:
+        """The chunk of `delta` as the event of a stream."""
+        if self.logprobs is not None:
+            return sse.event(orjson.dumps(self.delta_chunk(index, delta)))
+        writer = (delta.role, delta.segment) if self.trace else ()
+        key = (index, delta.kind, *writer)
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = self._frame(index, replace(delta, text=_TEXT))
+        return orjson.dumps(delta.text).join(frame)
+
+    def _frame(self, index: int, delta: Delta) -> list[bytes]:
+        """What is around the text."""
+        if len(self._frames) >= _FRAMES:
+            self._frames.clear()
+        return sse.event(orjson.dumps(self.delta_chunk(index, delta))).split(_QUOTED_TEXT)
 
     def finish_chunk(
         self, index: int, reason: str, stop: str | None, writer: tuple[Role, int]
@@ -63,7 +118,7 @@ class Reply:
             return ()
         return ("reasoning_content", "reasoning") if self.field == "both" else (self.field,)
 
-    def _delta_chunk(self, index: int, delta: Delta) -> Chunk:
+    def delta_chunk(self, index: int, delta: Delta) -> Chunk:
         writer = (delta.role, delta.segment)
         logprobs = None if self.logprobs is None else self._logprobs(delta)
         if not self.chat:
@@ -136,7 +191,8 @@ class Folded:
         self._choices: dict[int, _Choice] = {}
         self._usage: dict[str, Any] | None = None
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, given: AnyChunk) -> None:
+        chunk = spelt(given)
         if not self._head:
             self._head = {key: chunk[key] for key in ("id", "object", "created", "model")}
         self._usage = chunk.get("usage") or self._usage

@@ -12,6 +12,10 @@ DONE = b"[DONE]"
 MAX_EVENT_BYTES = 10 * 1024 * 1024
 
 
+_SHORT = 4096
+"""Of an unfinished line: so much may be copied with each chunk that goes on with it."""
+
+
 class EventTooLargeError(Exception):
     """One event grew past MAX_EVENT_BYTES."""
 
@@ -35,6 +39,8 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that `chunk` completes; a `data` field given twice is joined by LF."""
+        if (usual := self._usual(chunk)) is not None:
+            return usual
         if self._skip_lf and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._skip_lf = False
@@ -54,6 +60,25 @@ class EventDecoder:
         self._data = data
         if len(self._line) + len(data) > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of over {MAX_EVENT_BYTES} bytes")
+        return events
+
+    def _usual(self, chunk: bytes) -> list[bytes] | None:
+        """All at once, where the chunk ends nothing but events of one `data` line each.
+
+        None, and nothing done, where it may be otherwise.
+        """
+        if self._data or self._skip_lf or len(self._line) > _SHORT or b"\r" in chunk:
+            return None
+        whole = bytes(self._line) + chunk if self._line else chunk
+        end = whole.rfind(b"\n\n")
+        rest = end + 2
+        if end < 0 or not whole.startswith(b"data: ") or whole.find(b"\n", rest) >= 0:
+            return None
+        events = whole[6:end].split(b"\n\ndata: ")
+        if whole.count(b"\n", 0, end) != 2 * len(events) - 2 or not all(events):
+            return None
+        self._line = bytearray(whole[rest:])
+        self._started = True
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:

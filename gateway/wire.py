@@ -12,7 +12,7 @@ from gateway import sse
 from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.errors import GatewayError
-from gateway.replies import Chunk
+from gateway.replies import AnyChunk, Chunk, TextChunk, spelt
 
 DONE_EVENT = sse.event(sse.DONE)
 
@@ -21,7 +21,7 @@ class Wire(ABC):
     """One reply in the client's own terms. Stream: `chunk`s, then `end` or `error`."""
 
     @abstractmethod
-    def chunk(self, chunk: Chunk) -> bytes: ...
+    def chunk(self, chunk: AnyChunk) -> bytes: ...
 
     @abstractmethod
     def end(self) -> bytes: ...
@@ -47,7 +47,9 @@ class OpenAIWire(Wire):
     def __init__(self, *, usage: bool) -> None:
         self._usage = usage
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def chunk(self, chunk: AnyChunk) -> bytes:
+        if isinstance(chunk, TextChunk):
+            return chunk.event()
         if not chunk["choices"] and not self._usage:
             return b""
         return sse.event(orjson.dumps(chunk))
@@ -77,8 +79,8 @@ class _TranslatedWire(Wire):
 
     translator: _Translator
 
-    def chunk(self, chunk: Chunk) -> bytes:
-        return self.translator.chunk(chunk)
+    def chunk(self, chunk: AnyChunk) -> bytes:
+        return self.translator.chunk(spelt(chunk))
 
     def end(self) -> bytes:
         return self.translator.end()

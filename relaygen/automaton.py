@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
+
+_REMEMBERED = 1 << 16
+"""Texts a state: as many as a vocabulary has. What no token is as long as is not worth a place."""
+_LONGEST = 32
 
 
 class Automaton:
     """Immutable; a matcher keeps the state, an int that starts at 0."""
 
-    __slots__ = ("_fail", "_goto", "depth", "ends")
+    __slots__ = ("_fail", "_goto", "depth", "ends", "quiet")
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._goto: list[dict[str, int]] = [{}]
@@ -32,6 +37,8 @@ class Automaton:
         self._fail = self._failures(ends)
         self.ends: list[tuple[str, ...]] = [tuple(found) for found in ends]
         """By state: the patterns that end there, the longest first."""
+        self.quiet = [Steps(self, state) for state in range(len(ends))]
+        """By state and text: the state after it, or -1 where a pattern ends in it."""
 
     def _failures(self, ends: list[list[str]]) -> list[int]:
         fail = [0] * len(self._goto)
@@ -53,3 +60,39 @@ class Automaton:
         while state and char not in goto[state]:
             state = self._fail[state]
         return goto[state].get(char, 0)
+
+
+class Steps(dict[str, int]):
+    """What each text does to one state. Tokens come again and again, so it is remembered."""
+
+    __slots__ = ("_automaton", "_state")
+
+    def __init__(self, automaton: Automaton, state: int) -> None:
+        self._automaton = automaton
+        self._state = state
+
+    def __missing__(self, text: str) -> int:
+        state = self._after(text)
+        if len(text) <= _LONGEST:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[text] = state
+        return state
+
+    def _after(self, text: str) -> int:
+        automaton, state = self._automaton, self._state
+        for char in text:
+            state = automaton.step(state, char)
+            if automaton.ends[state]:
+                return -1
+        return state
+
+
+@lru_cache(maxsize=256)
+def automaton_of(*patterns: str) -> Automaton:
+    """The automaton of these patterns, with what it remembers of earlier texts."""
+    return Automaton(patterns)
+
+
+NOTHING = Automaton(())
+"""Finds nothing."""

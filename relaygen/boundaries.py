@@ -65,6 +65,16 @@ class BoundaryMatcher:
         self._recent = (self._recent + text)[-_CONTEXT:]
         return cut
 
+    @property
+    def state(self) -> int | None:
+        """Of the set's automaton; None while the next text decides about the last."""
+        return None if self._waiting else self._state
+
+    def passed(self, text: str, state: int) -> None:
+        """Tokens' text was read elsewhere, in which no mark was; it led to `state`."""
+        self._state = state
+        self._recent = (self._recent + text)[-_CONTEXT:]
+
     def _scan(self, text: str) -> Cut | None:
         automaton = self._set.automaton
         state, cut = self._state, None

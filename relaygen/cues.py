@@ -77,8 +77,21 @@ class CueMatcher:
             if armed and cut is None and ends[state]:
                 cut = self._accept(ends[state], text, i + 1)
         self._state = state
-        self._recent = (self._recent + text)[-self._set.longest - 1 :]
+        self._remember(text)
         return cut
+
+    @property
+    def state(self) -> int:
+        """Of the set's automaton."""
+        return self._state
+
+    def passed(self, text: str, state: int) -> None:
+        """Tokens' text was read elsewhere, which no cue ended in; it led to `state`."""
+        self._state = state
+        self._remember(text)
+
+    def _remember(self, text: str) -> None:
+        self._recent = (self._recent + text)[-self._set.longest - 1 :]
 
     def _accept(self, cues: tuple[str, ...], text: str, end: int) -> Cut | None:
         if self._set.match is CueMatch.SUBSTRING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from relaygen.automaton import NOTHING, Automaton
 from relaygen.boundaries import BoundaryMatcher
 from relaygen.cues import CueMatcher, Cut
 from relaygen.policy import Policy
@@ -16,9 +17,10 @@ CONTEXT = 16
 class Cutter:
     """The matchers of the open segment, whichever of them its state calls for."""
 
-    __slots__ = ("_before", "_boundaries", "_cues")
+    __slots__ = ("_before", "_boundaries", "_cues", "_finders")
 
     def __init__(self, policy: Policy) -> None:
+        self._finders = (policy.cue_set.automaton, policy.boundary_set.automaton)
         self._cues = CueMatcher(policy.cue_set)
         self._boundaries = BoundaryMatcher(policy.boundary_set)
         self._before = ""
@@ -44,3 +46,19 @@ class Cutter:
             cut = self._boundaries.push(text)
             return cut if armed else None
         return None
+
+    def finder(self, state: State) -> tuple[Automaton, int] | None:
+        """What tells whether a text may end the segment, and its state; None: any may."""
+        if state is State.LARGE:
+            return self._finders[0], self._cues.state
+        if state is State.SMALL:
+            at = self._boundaries.state
+            return None if at is None else (self._finders[1], at)
+        return NOTHING, 0
+
+    def passed(self, state: State, text: str, at: int) -> None:
+        """`text`, of some tokens, is no end; it led the finder to `at`."""
+        if state is State.LARGE:
+            self._cues.passed(text, at)
+        elif state is State.SMALL:
+            self._boundaries.passed(text, at)

@@ -1,4 +1,7 @@
-"""What goes into a session and what comes out of it."""
+"""What goes into a session and what comes out of it.
+
+What comes with every read is not frozen: that takes a Python call for each of its fields.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class Piece(NamedTuple):
 # ---- in -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeChunk:
     """Zero, one or many tokens, as one read of the stream brought them.
 
@@ -107,7 +110,7 @@ class DeltaKind(StrEnum):
     ANSWER = "answer"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """Text for the client. All deltas of a generation, joined, are the text that was kept."""
 

@@ -39,6 +39,17 @@ class KeptText:
             self._texts.append(out)
         return out
 
+    def add_run(self, texts: Iterable[str], ids: Iterable[int] | None) -> None:
+        """Keep texts that do not end in a blank, and all their ids; no blank waits."""
+        if self.ids is not None and ids is not None:
+            self.ids += ids
+        self._texts += texts
+
+    @property
+    def waits(self) -> bool:
+        """Whether a blank waits for more text."""
+        return bool(self._blank)
+
     def _add_ids(self, ids: list[int], pieces: Iterable[Piece], text: str) -> None:
         length, count = 0, len(ids)
         for piece in pieces:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relaygen.events import Delta, Piece, Role
+from relaygen.automaton import Automaton
+from relaygen.events import Delta, DeltaKind, Piece, Role
 from relaygen.kept import KeptText
+from relaygen.quiet import QuietRun
 from relaygen.transcript import Transcript
 from relaygen.usage import Ledger
 
@@ -29,6 +31,25 @@ class Manuscript:
         role, segment = writer
         self._count(role, _tokens(pieces))
         self._transcript.push(role, segment, self.kept.add(pieces, text), pieces)
+
+    @property
+    def guard(self) -> Automaton | None:
+        """Finds what may not simply be kept and passed on. None while anything is held back."""
+        return None if self._lagging or self.kept.waits else self._transcript.guard
+
+    @property
+    def kind(self) -> DeltaKind:
+        """Of text that the guard lets through."""
+        return self._transcript.kind
+
+    def keep_run(self, role: Role, run: QuietRun) -> None:
+        """Keep what the run took; its text has been passed on."""
+        self._count(role, run.count)
+        self.kept.add_run(run.texts, run.ids)
+
+    def pass_on(self, delta: Delta) -> None:
+        """Text that the guard lets through."""
+        self._transcript.pass_on(delta)
 
     def add(self, writer: tuple[Role, int], piece: Piece) -> None:
         """Text of our own, for which no model is charged."""

@@ -7,6 +7,7 @@ ended by `resume()`, or by DecodeFailed where nobody can go on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, assert_never
@@ -20,6 +21,7 @@ from relaygen.events import (
     DecodeFinished,
     DecodeRequest,
     Delegated,
+    Delta,
     Event,
     Failed,
     Finished,
@@ -32,6 +34,7 @@ from relaygen.kept import KeptText
 from relaygen.limits import Limits
 from relaygen.manuscript import Manuscript
 from relaygen.policy import Policy
+from relaygen.quiet import QuietRun
 from relaygen.state import State, Trigger, after
 from relaygen.stops import StopMatcher
 from relaygen.thinking import Phase, ThinkingSplitter
@@ -83,8 +86,9 @@ class RelaySession:
         self._end: Callable[[Usage], Output] | None = None  # the last output
         self._received = 0  # tokens of the open decode
         self._guessed = False  # whether they are an estimate
-        self.held: frozenset[Role] = frozenset()
-        """Roles that are not to be handed to for now; the driver's to set, at any time."""
+        self._run: QuietRun | None = None
+        self.holds: Callable[[], frozenset[Role]] = frozenset
+        """Tells the roles that are not to be handed to for now; the driver's to set."""
         self.state = State.READY
         self.role = solo or Role.LARGE
         self.segment = 0
@@ -95,22 +99,22 @@ class RelaySession:
 
     @property
     def usage(self) -> Usage:
-        return self._written.ledger.usage()
+        return self._settle().ledger.usage()
 
     @property
     def handoff(self) -> Literal["tokens", "text"]:
         """The form in which the next prefix is sent."""
-        return "tokens" if self._written.kept.ids is not None else "text"
+        return "tokens" if self._settle().kept.ids is not None else "text"
 
     @property
     def text(self) -> str:
         """Everything kept so far, tags and all."""
-        return self._written.kept.text()
+        return self._settle().kept.text()
 
     @property
     def left(self) -> Limits:
         """The limits of what is still to be written."""
-        ledger = self._written.ledger
+        ledger = self._settle().ledger
         return self._limits.after(ledger.kept, self.segment + ledger.resumes)
 
     @property
@@ -150,10 +154,12 @@ class RelaySession:
         match event:
             case DecodeChunk():
                 self._guessed |= event.estimated
-                self._chunk(event.pieces)
+                return self._chunk(event.pieces)
             case DecodeFinished():
+                self._settle()
                 self._decode_finished(event)
             case DecodeFailed():
+                self._settle()
                 self._fail(event.message)
             case _:
                 assert_never(event)
@@ -167,7 +173,7 @@ class RelaySession:
         """
         if not self.decoding:
             raise LocalMisuseError("resume() while no decode is open")
-        written = self._written
+        written = self._settle()
         written.ledger.resumes += 1
         written.discard(written.take_lagging())
         if self._spent:
@@ -190,7 +196,8 @@ class RelaySession:
         if not self.state.ended:
             self._move(Trigger.CANCEL)
             self.decoding = False
-            self._written.discard(self._written.take_lagging())
+            written = self._settle()
+            written.discard(written.take_lagging())
 
     def _taken(self) -> list[Output]:
         self._outputs[:0] = self._written.take()
@@ -201,20 +208,80 @@ class RelaySession:
 
     # ---- tokens ---------------------------------------------------------------------------------
 
-    def _chunk(self, pieces: tuple[Piece, ...]) -> None:
-        written = self._written
-        for piece in pieces:
-            if not self.decoding:
-                written.discard([piece])
-            elif self._overrun(piece):
-                written.discard([*written.take_lagging(), piece])
-                self._finish(Trigger.LIMIT, "length")
-            elif not piece.text:
-                self._received += piece.tokens
-                written.lag(piece)
+    def _chunk(self, pieces: tuple[Piece, ...]) -> list[Output]:
+        delta = self._quiet(pieces)
+        if delta is not None and len(delta.pieces) == len(pieces):
+            return [delta]
+        while pieces and self.decoding:
+            self._settle()
+            if delta is not None:
+                self._written.pass_on(delta)
+                pieces = pieces[len(delta.pieces) :]
             else:
-                self._received += piece.tokens
-                self._piece(piece)
+                self._single(pieces[0])
+                pieces = pieces[1:]
+            delta = self._quiet(pieces) if self.decoding else None
+        self._settle()
+        self._written.discard(pieces)
+        return self._taken()
+
+    def _quiet(self, pieces: tuple[Piece, ...]) -> Delta | None:
+        """Takes the first pieces where nothing happens in them."""
+        if self._run is None:
+            self._run = self._open_run()
+        return self._run.take(pieces) if self._run is not None else None
+
+    def _single(self, piece: Piece) -> None:
+        written = self._written
+        if self._overrun(piece):
+            written.discard([*written.take_lagging(), piece])
+            self._finish(Trigger.LIMIT, "length")
+            return
+        self._received += piece.tokens
+        if piece.text:
+            self._piece(piece)
+        else:
+            written.lag(piece)
+
+    def _open_run(self) -> QuietRun | None:
+        """A run of tokens after the last one; None where it takes a closer look."""
+        guard, finder = self._written.guard, self._cutter.finder(self.state)
+        if guard is None or finder is None or not self._goes_by_itself:
+            return None
+        return QuietRun(
+            guard,
+            finder,
+            self._room,
+            ids=self._written.kept.ids is not None,
+            writer=(self.role, self.segment),
+            kind=self._written.kind,
+        )
+
+    def _settle(self) -> Manuscript:
+        """The open run ends, and what it took is kept."""
+        if (run := self._run) is not None:
+            self._run = None
+            self._received += run.count
+            self._cutter.passed(self.state, "".join(run.texts), run.at)
+            self._written.keep_run(self.role, run)
+        return self._written
+
+    @property
+    def _goes_by_itself(self) -> bool:
+        """Whether a token that ends nothing leaves everything as it is."""
+        answers = self._splitter.phase is Phase.ANSWER
+        return self.state is State.ANSWER or (self._relaying and not (answers and self._delegate))
+
+    @property
+    def _room(self) -> int:
+        """How many tokens may come before a limit is reached."""
+        room, limit = sys.maxsize, self._limits.max_tokens
+        if limit is not None and not self._guessed:
+            room = limit - self._written.ledger.kept
+        if self.state is State.SMALL:
+            longest = self._policy.max_small_tokens
+            room = min(room, longest - self._written.segment_tokens - 1)
+        return room
 
     def _overrun(self, piece: Piece) -> bool:
         """Whether the engine goes on after the last token that it was asked for."""
@@ -236,7 +303,7 @@ class RelaySession:
         self._advance(cut, whole=text == piece.text)
 
     def _find_cut(self, text: str) -> Cut | None:
-        armed = self.role.other not in self.held
+        armed = self.role.other not in self.holds()
         if armed and self.state is State.LARGE:
             before = self._written.segment_tokens + self._written.lagging
             armed = before >= self._policy.min_large_tokens and self._relaying
@@ -269,7 +336,7 @@ class RelaySession:
     def _full(self) -> bool:
         """Whether a small segment has become as long as it may."""
         long = self._written.segment_tokens >= self._policy.max_small_tokens
-        return long and self.state is State.SMALL and Role.LARGE not in self.held
+        return long and self.state is State.SMALL and Role.LARGE not in self.holds()
 
     def _answer(self, *, whole: bool) -> None:
         if self._delegate:
@@ -321,7 +388,7 @@ class RelaySession:
     @property
     def _answerer(self) -> Role:
         answer = self._policy.answer
-        return answer.other if answer in self.held else answer
+        return answer.other if answer in self.holds() else answer
 
     @property
     def _spent(self) -> bool:
@@ -349,7 +416,7 @@ class RelaySession:
     def _goes_on(self, ending: int) -> bool:
         """Whether the generation outlives the model's end of turn; if so, hands over."""
         inside = self.state in (State.LARGE, State.SMALL)
-        if self.state is State.SMALL and Role.LARGE not in self.held:
+        if self.state is State.SMALL and Role.LARGE not in self.holds():
             trigger = Trigger.BOUNDARY
         elif inside and self._splitter.phase is Phase.THINKING:
             self._close_thinking()
@@ -367,7 +434,7 @@ class RelaySession:
         return True
 
     def _answer_is_missing(self) -> bool:
-        empty = self._written.decode_tokens == 0 and Role.LARGE not in self.held
+        empty = self._written.decode_tokens == 0 and Role.LARGE not in self.holds()
         return self._solo is None and self.role is Role.SMALL and empty
 
     def _close_thinking(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from relaygen.automaton import Automaton
+from relaygen.automaton import automaton_of
 
 
 class StopMatcher:
@@ -14,10 +14,11 @@ class StopMatcher:
     stop string itself is passed on.
     """
 
-    __slots__ = ("_automaton", "_held", "_include", "_state", "matched")
+    __slots__ = ("_automaton", "_held", "_include", "_state", "matched", "stops")
 
     def __init__(self, stops: Iterable[str] = (), *, include: bool = False) -> None:
-        self._automaton = Automaton(stop for stop in stops if stop)
+        self.stops = tuple(stop for stop in stops if stop)
+        self._automaton = automaton_of(*self.stops)
         self._include = include
         self._state = 0
         self._held = ""
@@ -37,6 +38,11 @@ class StopMatcher:
         certain = len(whole) - automaton.depth[state]
         self._held = whole[certain:]
         return whole[:certain]
+
+    @property
+    def awaits(self) -> tuple[str, ...] | None:
+        """The stop strings; None while something is held back for one, and after a match."""
+        return None if self._held or self.matched is not None else self.stops
 
     def _match(self, stop: str, text: str) -> str:
         self.matched = stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from relaygen.automaton import Automaton
+from relaygen.automaton import automaton_of
 from relaygen.events import DeltaKind
 
 
@@ -32,7 +32,7 @@ class ThinkingSplitter:
 
     def __init__(self, open_tag: str, close_tag: str, phase: Phase = Phase.UNDECIDED) -> None:
         self._open, self._close = open_tag, close_tag
-        self._watch = Automaton([close_tag])
+        self._watch = automaton_of(close_tag)
         self._state = 0
         self._held = ""
         self.phase = phase
@@ -62,6 +62,13 @@ class ThinkingSplitter:
             if self._watch.ends[state]:
                 return i + 1
         return None
+
+    @property
+    def awaits(self) -> tuple[str, ...] | None:
+        """What ends the part that is being written; None while something is held back for it."""
+        if self._held or self.phase is Phase.UNDECIDED:
+            return None
+        return (self._close,) if self.phase is Phase.THINKING else ()
 
     def flush(self) -> list[Part]:
         """What was held back, when no more text will come."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
 
+from relaygen.automaton import Automaton, automaton_of
 from relaygen.events import Delta, DeltaKind, Piece, Role
 from relaygen.stops import StopMatcher
-from relaygen.thinking import Part, ThinkingSplitter
+from relaygen.thinking import Part, Phase, ThinkingSplitter
 
 _Owner = tuple[Role, int]
 
@@ -42,6 +42,27 @@ class Transcript:
             self._owed.append(((role, segment), len(text)))
             self._pass_on(self.splitter.push(text))
 
+    @property
+    def guard(self) -> Automaton | None:
+        """Finds what may not simply be passed on. None while something is held back."""
+        tags, stops = self.splitter.awaits, self._stops.awaits
+        if tags is None or stops is None:
+            return None
+        if tags and not self._everywhere:
+            return automaton_of(*tags)
+        return automaton_of(*tags, *stops)
+
+    @property
+    def kind(self) -> DeltaKind:
+        """Of text that the guard lets through."""
+        thinking = self.splitter.phase is Phase.THINKING
+        return DeltaKind.REASONING if thinking else DeltaKind.ANSWER
+
+    def pass_on(self, delta: Delta) -> None:
+        """Text that the guard lets through."""
+        self._pieces += delta.pieces
+        self._add((delta.role, delta.segment), delta.kind, delta.text)
+
     def unpush(self, count: int) -> list[Piece]:
         """Forget the last `count` pieces, whose text is still to come out; returns them."""
         cut = len(self._pieces) - count
@@ -59,16 +80,14 @@ class Transcript:
 
     def take(self) -> list[Delta]:
         """The deltas since the last call. The pieces ride on the last that is no tag."""
-        deltas = [
-            Delta(role, segment, kind, "".join(texts))
-            for (role, segment), kind, texts in self._runs
-        ]
-        self._runs = []
-        for i, delta in reversed(list(enumerate(deltas))):
-            if delta.kind is not DeltaKind.TAG:
-                deltas[i] = replace(delta, pieces=tuple(self._pieces))
-                self._pieces = []
-                break
+        runs, self._runs = self._runs, []
+        deltas: list[Delta] = []
+        for (role, segment), kind, texts in reversed(runs):
+            pieces: tuple[Piece, ...] = ()
+            if kind is not DeltaKind.TAG:
+                pieces, self._pieces = tuple(self._pieces), []
+            deltas.append(Delta(role, segment, kind, "".join(texts), pieces))
+        deltas.reverse()
         return deltas
 
     def _pass_on(self, parts: list[Part]) -> None:

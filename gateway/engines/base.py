@@ -228,7 +228,7 @@ class Engine(Tokenization):
             "stream_options": {"include_usage": True},
             **self._fields(request, sampling),
         }
-        return Call("/v1/completions", body, self._reader())
+        return Call("/v1/completions", body, self._reader(sampling))
 
     async def _prompt(self, model: str, prompt: Prompt, prefix: tuple[int, ...] | str) -> Any:
         """The `prompt` field: the rendered prompt with the prefix after it."""
@@ -242,7 +242,7 @@ class Engine(Tokenization):
         """Request fields of this dialect's completions endpoint."""
 
     @abstractmethod
-    def _reader(self) -> ChunkReader:
+    def _reader(self, sampling: Sampling) -> ChunkReader:
         """A fresh reader for one decode's chunks."""
 
     def _logprobs(self, sampling: Sampling) -> int:

@@ -133,7 +133,7 @@ class HostedEngine(Engine):
             "logprobs": None if sampling.logprobs is None else self._logprobs(sampling),
         }
 
-    def _reader(self) -> ChunkReader:
+    def _reader(self, sampling: Sampling) -> ChunkReader:
         return HostedReader()
 
 

@@ -77,7 +77,7 @@ class LlamaCppEngine(Engine):
     def _seed(self, seed: int | None) -> int | None:
         return None if seed is None else seed % _SEEDS
 
-    def _reader(self) -> ChunkReader:
+    def _reader(self, sampling: Sampling) -> ChunkReader:
         return LlamaCppReader()
 
     def _chat_fields(self) -> dict[str, Any]:

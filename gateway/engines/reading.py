@@ -39,6 +39,10 @@ class ChunkReader(ABC):
         self.finish = finish_reason(choice.get("finish_reason")) or self.finish
         return pieces
 
+    def plain(self, events: list[bytes]) -> list[Piece] | None:
+        """The pieces of events that are all of the usual kind, read at once; None: they are not."""
+        return None
+
     @abstractmethod
     def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]: ...
 
@@ -86,7 +90,10 @@ def _read(
     pieces: list[Piece] = []
     finish = reader.finish
     try:
-        for data in decoder.feed(chunk):
+        events = decoder.feed(chunk)
+        if (plain := reader.plain(events)) is not None:
+            return plain, None
+        for data in events:
             if data == sse.DONE:
                 reader.done = True
             else:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gateway.engines.answers import ids_in
-from gateway.engines.base import Engine, Identity
+from gateway.engines.base import Engine, Identity, Sampling
+from gateway.engines.plain_chunks import plain_pieces
 from gateway.engines.reading import ChunkReader, token_pieces
 from gateway.engines.tokenization import Prompt, template_kwargs
 from relaygen.events import Piece
@@ -39,10 +40,19 @@ class ServedTokenizerEngine(Engine):
         body = {"model": model, "prompt": text, "add_special_tokens": special}
         return ids_in(await self.upstream.post("/tokenize", body), "tokens", self.url)
 
-    def _reader(self) -> ChunkReader:
-        return TokenIdsReader()
+    def _reader(self, sampling: Sampling) -> ChunkReader:
+        return TokenIdsReader(top=bool(sampling.logprobs))
 
 
 class TokenIdsReader(ChunkReader):
+    """`top`: with the alternatives of each token."""
+
+    def __init__(self, *, top: bool = True) -> None:
+        super().__init__()
+        self._top = top
+
+    def plain(self, events: list[bytes]) -> list[Piece] | None:
+        return plain_pieces(events, top=self._top)
+
     def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]:
         return token_pieces(choice)

@@ -106,7 +106,7 @@ class TgiEngine(Engine):
             "inputs": await self._without_bos(model, text),
             "parameters": self._fields(request, sampling),
         }
-        return Call("/generate_stream", body, self._reader())
+        return Call("/generate_stream", body, self._reader(sampling))
 
     async def _without_bos(self, model: str, text: str) -> str:
         """TGI writes the BOS itself: one that the text begins with would be a second."""
@@ -147,7 +147,7 @@ class TgiEngine(Engine):
     def _seed(self, seed: int | None) -> int | None:
         return None if seed is None else seed % _SEEDS
 
-    def _reader(self) -> ChunkReader:
+    def _reader(self, sampling: Sampling) -> ChunkReader:
         return TgiReader()
 
 

@@ -82,7 +82,7 @@ def writing(
 ) -> RelaySession:
     """A session that has read these decodes, the last of which is still open."""
     session = thinking_session(policy, **options)
-    session.held = held
+    session.holds = lambda: held
     for texts in decodes:
         assert session.next_decode() is not None
         for text in texts:
@@ -163,7 +163,7 @@ def test_nobody_stands_in_for_a_role_that_was_asked_for() -> None:
 
 def test_a_role_that_is_held_is_better_than_none() -> None:
     session = writing(make_policy("Now"), ("Now",), (" it",))
-    session.held = frozenset({Role.LARGE})
+    session.holds = lambda: frozenset({Role.LARGE})
     assert session.stand_in is Role.LARGE
 
 
@@ -191,7 +191,7 @@ SMALL_HELD, LARGE_HELD = frozenset({Role.SMALL}), frozenset({Role.LARGE})
 def test_no_cue_hands_over_to_a_role_that_is_held() -> None:
     session = writing(make_policy("Now"), ("Now", " it"), held=SMALL_HELD)
     assert session.role is Role.LARGE
-    session.held = frozenset()
+    session.holds = lambda: frozenset()
     session.receive(tokens(" Now"))
     assert session.role is Role.SMALL and not session.decoding
 
@@ -205,7 +205,7 @@ def test_the_small_model_writes_on_while_the_large_one_is_held() -> None:
     policy = make_policy("Now", max_small_tokens=2, on_failure={"large": "small"})
     session = writing(policy, ("Six",))
     session.resume(Role.SMALL)
-    session.held = LARGE_HELD
+    session.holds = lambda: LARGE_HELD
     session.next_decode()
     for text in (" is", " it", ".", "\n\n", "Yes"):
         session.receive(tokens(text))
@@ -222,7 +222,7 @@ def test_a_held_large_model_leaves_a_plain_relay_to_the_small_one() -> None:
     session = RelaySession(policy, phase=Phase.ANSWER)
     session.next_decode()
     session.resume(Role.SMALL)
-    session.held = LARGE_HELD
+    session.holds = lambda: LARGE_HELD
     session.next_decode()
     session.receive(tokens("It"))
     (end,) = session.receive(DecodeFinished("stop"))
@@ -233,7 +233,7 @@ def test_a_thought_closed_for_the_small_model_is_delegated_too() -> None:
     policy = make_policy("Now", on_failure={"large": "small"})
     session = writing(policy, ("Six",), delegate=True)
     session.resume(Role.SMALL)
-    session.held = LARGE_HELD
+    session.holds = lambda: LARGE_HELD
     session.next_decode()
     *_, end = session.receive(DecodeFinished("stop"))
     assert isinstance(end, Delegated) and end.text == "Six\n</think>"
