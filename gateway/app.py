@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from aiohttp import ClientSession, web
+from aiohttp import web
 
 from gateway import handlers
 from gateway.admission import Admission
 from gateway.backends import ReplicaSet
+from gateway.connections import Connections
 from gateway.context import GATEWAY, Gateway
 from gateway.generation import Relaying
 from gateway.keys import KeyStore
@@ -18,7 +19,6 @@ from gateway.middleware import frame, on_prepare
 from gateway.policies import PolicyStore
 from gateway.reloading import RELOADER, Reloader, Source, Watchers, started
 from gateway.settings import Backend, Settings
-from gateway.upstream import client_session
 
 
 async def _expected(request: web.Request) -> None:
@@ -54,11 +54,11 @@ def build_app(settings: Settings, source: Source | None = None) -> web.Applicati
     app.on_response_prepare.append(on_prepare)
 
     async def running(app: web.Application) -> AsyncIterator[None]:
-        async with client_session(settings.timeouts) as session:
-            gateway = app[GATEWAY] = _gateway(settings, session)
+        async with Connections(settings.timeouts) as connections:
+            gateway = app[GATEWAY] = _gateway(settings, connections)
             watchers = Watchers()
             reloader = app[RELOADER] = Reloader(
-                gateway, source, lambda name, b: _replicas(name, b, settings, session), watchers
+                gateway, source, lambda name, b: _replicas(name, b, settings, connections), watchers
             )
             beside = (gateway.policies.watch(), gateway.watch(), gateway.measure())
             tasks = [started(watcher) for watcher in (*beside, reloader.watch())]
@@ -82,10 +82,10 @@ def build_admin(app: web.Application) -> web.Application:
     return admin
 
 
-def _gateway(settings: Settings, session: ClientSession) -> Gateway:
+def _gateway(settings: Settings, connections: Connections) -> Gateway:
     policies = PolicyStore(settings.policies, settings.policy_files)
     policies.load()
-    backends = {n: _replicas(n, b, settings, session) for n, b in settings.backends.items()}
+    backends = {n: _replicas(n, b, settings, connections) for n, b in settings.backends.items()}
     return Gateway(
         settings,
         policies,
@@ -97,6 +97,6 @@ def _gateway(settings: Settings, session: ClientSession) -> Gateway:
 
 
 def _replicas(
-    name: str, backend: Backend, settings: Settings, session: ClientSession
+    name: str, backend: Backend, settings: Settings, connections: Connections
 ) -> ReplicaSet:
-    return ReplicaSet(name, backend, session, settings.timeouts.probe, settings.health)
+    return ReplicaSet(name, backend, connections, settings.timeouts.probe, settings.health)

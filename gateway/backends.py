@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import structlog
-from aiohttp import ClientSession
 
 from gateway import metrics
+from gateway.connections import Connections
 from gateway.engines.base import Engine, EngineInfo, Identity
 from gateway.engines.detect import detect
 from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError, UpstreamError
@@ -251,12 +251,12 @@ class ReplicaSet:
         self,
         name: str,
         settings: Backend,
-        session: ClientSession,
+        connections: Connections,
         probe_s: float,
         health: HealthSettings,
     ) -> None:
         self.name = name
-        self._session = session
+        self._connections = connections
         self._probe_s = probe_s
         self._health = health
         self.replicas: list[Replica] = []
@@ -275,7 +275,7 @@ class ReplicaSet:
             replica.draining = replica.given in settings.draining
 
     def _replica(self, url: str, settings: Backend, tls: ssl.SSLContext | None) -> Replica:
-        upstream = _upstream(self._session, url, settings, tls)
+        upstream = _upstream(self._connections, url, settings, tls)
         return Replica(upstream, settings, self._probe_s, self._health, name=self.name, given=url)
 
     async def choose(self, avoid: Collection[str] = (), model: str | None = None) -> Replica:
@@ -347,8 +347,8 @@ class ReplicaSet:
 
 
 def _upstream(
-    session: ClientSession, url: str, settings: Backend, tls: ssl.SSLContext | None
+    connections: Connections, url: str, settings: Backend, tls: ssl.SSLContext | None
 ) -> Upstream:
     bare = settings.engine == "openai" and not url.endswith("/v1")
     key = settings.api_key.get_secret_value() if settings.api_key else None
-    return Upstream(session, url.removesuffix("/v1"), key, bare=bare, tls=tls)
+    return Upstream(connections, url.removesuffix("/v1"), key, bare=bare, tls=tls)

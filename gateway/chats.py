@@ -6,18 +6,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from aiohttp import ClientResponse
-
 from gateway import sse
 from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import UpstreamError
+from gateway.http1 import Response
 from gateway.upstream import Upstream
 
 Chunk = dict[str, Any]
 
 
-async def chat_chunks(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
+async def chat_chunks(upstream: Upstream, response: Response) -> AsyncGenerator[Chunk]:
     """All of them; a server that answers with a whole completion has told one.
 
     Raises GatewayError where the reply breaks, and where it ends without a `finish_reason`.
@@ -48,7 +47,7 @@ def _readable(choice: object) -> bool:
     return isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str | None)
 
 
-async def _objects(upstream: Upstream, response: ClientResponse) -> AsyncGenerator[Chunk]:
+async def _objects(upstream: Upstream, response: Response) -> AsyncGenerator[Chunk]:
     url, decoder = upstream.url, sse.EventDecoder()
     if response.content_type == "application/json":  # it does not stream
         completion = chunk_object(await upstream.whole(response), url)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import structlog
-from aiohttp import ClientResponse, web
+from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway import sse
@@ -18,6 +18,7 @@ from gateway.chats import chat_chunks
 from gateway.engines.answers import reading
 from gateway.engines.reading import chunk_object
 from gateway.errors import GatewayError, UpstreamError
+from gateway.http1 import Response
 from gateway.openai_api import parse_object
 from gateway.streaming import UNBUFFERED, EventStream
 from gateway.timing import in_time
@@ -111,7 +112,7 @@ async def pass_through(
 async def _break_off(
     request: web.Request,
     response: web.StreamResponse,
-    answer: ClientResponse,
+    answer: Response,
     error: UpstreamError,
 ) -> None:
     """A cut upstream becomes a cut here, and never looks like an end."""
@@ -154,7 +155,7 @@ async def translated(
         return stream.response
 
 
-async def _translate(upstream: Upstream, answer: ClientResponse, stream: EventStream) -> None:
+async def _translate(upstream: Upstream, answer: Response, stream: EventStream) -> None:
     async with aclosing(chat_chunks(upstream, answer)) as chunks:
         async for chunk in chunks:
             with reading(upstream.url, "a chunk"):
@@ -207,7 +208,7 @@ def _form_model(content: bytes) -> slice | None:
     return None
 
 
-def _kept_headers(answer: ClientResponse) -> CIMultiDict[str]:
+def _kept_headers(answer: Response) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in answer.headers.get("Connection", "").split(",")}
     dropped = _HOP_BY_HOP | _NOT_FOR_CLIENTS | named
     kept = CIMultiDict(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
@@ -36,7 +36,17 @@ class ListenError(Exception):
 
 def run(settings: Settings, source: Source | None = None, *, worker: bool = False) -> None:
     """Serves until told to stop. Raises ListenError where the address can't be had."""
-    asyncio.run(serve(settings, source, worker=worker))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(settings, source, worker=worker))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it can be had (not on Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def serve(settings: Settings, source: Source | None = None, *, worker: bool = False) -> None:

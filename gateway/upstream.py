@@ -1,31 +1,28 @@
-"""HTTP to one engine: pooled connections, retries on dead ones, errors mapped in one place."""
+"""HTTP to one engine: requests and answers, and its errors mapped in one place."""
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
-from aiohttp import ClientResponse, ClientSession, TraceConfig
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import HttpProcessingError
 
-from gateway.errors import (
-    BusyError,
-    GatewayError,
-    RequestError,
-    UnreachableError,
-    UpstreamError,
-)
-from gateway.settings import Timeouts
+from gateway.connections import Address, Connections
+from gateway.errors import BusyError, GatewayError, RequestError, UpstreamError
+from gateway.http1 import Response
 
-# uvicorn (vLLM, SGLang) and llama.cpp close a connection that was idle for 5 s; let go before.
-KEEPALIVE_S = 4.0
+_HEADERS = {
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": "relaygen",
+}
+_NO_HEADERS: Mapping[str, str] = {}
+_BREAKS = re.compile(r"[\r\n\0]")
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_DIGITS = 5  # of a Retry-After: a day
 BUSY = (408, 425, 429)
@@ -36,64 +33,28 @@ REFUSED_KEY = (401, 403)
 """Statuses by which an engine refuses the gateway's key."""
 
 
-class _Protocol(ResponseHandler):
-    """aiohttp 3.14 forgets the body when its C parser refuses a chunk: a reader waits forever."""
-
-    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
-        body = self._payload
-        super().set_exception(exc, *cause)
-        refused = isinstance(exc, HttpProcessingError)
-        if refused and body is not None and not body.is_eof() and body.exception() is None:
-            body.set_exception(aiohttp.ClientPayloadError(f"no HTTP: {exc}"))
-
-
-class _Connector(aiohttp.TCPConnector):
-    def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
-        kind: type[ResponseHandler] = _Protocol
-        self._factory = partial(kind, loop=self._loop)
-
-
-def client_session(timeouts: Timeouts) -> ClientSession:
-    """The one HTTP client of the process. Cookies, proxies and compression are off."""
-    trace = TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
-    return ClientSession(
-        connector=_Connector(),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=timeouts.connect, sock_read=timeouts.idle
-        ),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trace_configs=[trace],
-        headers={"Accept-Encoding": "identity"},
-        read_bufsize=256 * 1024,
-    )
-
-
-async def _note_reuse(session: ClientSession, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx["reused"] = True
-
-
 class Upstream:
     """One engine's base URL (without /v1) and how to talk to it."""
 
     def __init__(
         self,
-        session: ClientSession,
+        connections: Connections,
         url: str,
         api_key: str | None = None,
         *,
         bare: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._session = session
-        self._tls = tls or True
+        self._connections = connections
+        self._address = Address.of(url, tls)
         self.url = url
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
         self._key = api_key
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._base = urlsplit(url).path
+        self._head = {"Host": urlsplit(url).netloc.rpartition("@")[2]}
+        if api_key:
+            self._head["Authorization"] = f"Bearer {api_key}"
 
     async def get(self, path: str) -> Any:
         """The JSON answer of a GET."""
@@ -125,50 +86,38 @@ class Upstream:
         method: str,
         path: str,
         data: bytes | None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[ClientResponse]:
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> AsyncGenerator[Response]:
         """An open response, whatever its status. Leaving early closes the connection.
 
         Our key is masked in every error of the block: an engine may tell it back.
         """
-        response = await self._send(method, path, data, headers or {})
         try:
-            yield response
+            request = self._request(method, path, data, headers)
+            connection, response = await self._connections.send(self._address, request)
+            try:
+                yield response
+            finally:
+                self._connections.release(self._address, connection)
         except GatewayError as error:
             if self._key:
                 error.mask(self._key)
             raise
-        finally:
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
 
-    async def _send(
+    def _request(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
-    ) -> ClientResponse:
+    ) -> bytes:
         if self._bare:
             path = path.removeprefix("/v1")
-        while True:
-            context = {"reused": False}
-            with _mapped(self.url):
-                try:
-                    return await self._session.request(
-                        method,
-                        self.url + path,
-                        data=data,
-                        headers={"Content-Type": "application/json", **headers, **self._headers},
-                        trace_request_ctx=context,
-                        allow_redirects=False,
-                        ssl=self._tls,
-                    )
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    # A pooled connection may be closed by its server just as we write to it. It is
-                    # out of the pool now; the others may be as dead, a fresh one is not.
-                    if not context["reused"]:
-                        raise
+        fields = {**_HEADERS, **headers, **self._head}
+        if data is not None:
+            fields["Content-Length"] = str(len(data))
+        lines = [f"{method} {self._base}{path} HTTP/1.1", *map(": ".join, fields.items())]
+        if any(_BREAKS.search(line) for line in lines):
+            raise RequestError("A header or the path has a line break, which can't be passed on")
+        return "\r\n".join([*lines, "\r\n"]).encode(errors="surrogateescape") + (data or b"")
 
-    async def refusal(self, response: ClientResponse) -> bytes:
+    async def refusal(self, response: Response) -> bytes:
         """The body of an engine's error, our key masked in it; 64 KiB of it at most."""
         content = bytearray()
         async with aclosing(self.stream(response)) as chunks:
@@ -179,13 +128,12 @@ class Upstream:
         told = bytes(content[:_MAX_ERROR_BYTES])
         return told.replace(self._key.encode(), b"***") if self._key else told
 
-    async def stream(self, response: ClientResponse) -> AsyncGenerator[bytes]:
-        """The body as the network brings it."""
-        with _mapped(self.url):
-            async for chunk in response.content.iter_any():
-                yield chunk
+    async def stream(self, response: Response) -> AsyncGenerator[bytes]:
+        """The body as the network brings it. Raises UpstreamError where it breaks."""
+        while chunk := await response.read():
+            yield chunk
 
-    async def whole(self, response: ClientResponse) -> bytes:
+    async def whole(self, response: Response) -> bytes:
         """The body in one piece. Raises UpstreamError where it is larger than any should be."""
         content = bytearray()
         async with aclosing(self.stream(response)) as chunks:
@@ -200,47 +148,6 @@ class Upstream:
         return bytes(content)
 
 
-class _mapped:
-    """Turns aiohttp's errors into ours."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        match error:
-            case aiohttp.ClientConnectorCertificateError():
-                raise UnreachableError(
-                    f"The certificate of the engine at {self._url} is not trusted "
-                    f"({error.certificate_error}); name its authority's file in the backend's `ca`",
-                    code="engine_unreachable",
-                ) from error
-            case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-                raise UnreachableError(
-                    f"The engine at {self._url} can't be reached ({error}). Is it running?",
-                    code="engine_unreachable",
-                ) from error
-            case TimeoutError():
-                raise UpstreamError(
-                    f"The engine at {self._url} sent nothing for too long (timeouts.idle)",
-                    status=504,
-                    code="engine_timeout",
-                ).of("timeout") from error
-            case aiohttp.ClientPayloadError():
-                raise UpstreamError(
-                    f"The engine at {self._url} cut the connection in the middle of its answer",
-                    code="engine_disconnected",
-                ).of("truncated") from error
-            case aiohttp.ClientError() | ssl.SSLError() | ConnectionError():
-                raise UpstreamError(
-                    f"The connection to the engine at {self._url} broke: "
-                    f"{error or type(error).__name__}",
-                    code="engine_disconnected",
-                ).of("reset") from error
-
-
 def encoded(body: Mapping[str, Any]) -> bytes:
     """A request body as JSON. RequestError where it can't be written: it came from the client."""
     try:
@@ -249,11 +156,11 @@ def encoded(body: Mapping[str, Any]) -> bytes:
         raise RequestError(f"The request can't be passed on: {error}") from None
 
 
-async def raise_for_error(response: ClientResponse, url: str) -> None:
+async def raise_for_error(response: Response, url: str) -> None:
     """Raises for a status of 400 and up: an engine's 4xx keeps its status and message."""
     if response.status < 400:
         return
-    error = error_of(await _beginning(response, url))
+    error = error_of(await _beginning(response))
     message = error.pop("message", None) or f"HTTP status {response.status}"
     if response.status in REFUSED_KEY:
         refused = UpstreamError(
@@ -268,9 +175,7 @@ async def raise_for_error(response: ClientResponse, url: str) -> None:
     raise refusal
 
 
-def _refusal(
-    response: ClientResponse, url: str, message: str, error: dict[str, Any]
-) -> GatewayError:
+def _refusal(response: Response, url: str, message: str, error: dict[str, Any]) -> GatewayError:
     if response.status in BUSY:
         return _busy(response, message, error)
     if response.status < 500:
@@ -280,7 +185,7 @@ def _refusal(
     return failed.of("status")
 
 
-def _busy(response: ClientResponse, message: str, error: dict[str, Any]) -> BusyError:
+def _busy(response: Response, message: str, error: dict[str, Any]) -> BusyError:
     told = response.headers.get("Retry-After", "")
     headers = {"Retry-After": told} if told.isdecimal() and len(told) <= _MAX_DIGITS else {}
     busy = BusyError(message, status=response.status, headers=headers, **error)
@@ -289,16 +194,12 @@ def _busy(response: ClientResponse, message: str, error: dict[str, Any]) -> Busy
     return busy
 
 
-async def _beginning(response: ClientResponse, url: str) -> bytes:
+async def _beginning(response: Response) -> bytes:
     """What fits of an error's body. How it goes on, or breaks off, matters little."""
     content = b""
-    with _mapped(url):
-        while left := _MAX_ERROR_BYTES - len(content):
-            read = await response.content.read(left)
-            if not read:
-                break
-            content += read
-    return content
+    while len(content) < _MAX_ERROR_BYTES and (read := await response.read()):
+        content += read
+    return content[:_MAX_ERROR_BYTES]
 
 
 def error_of(content: bytes) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from gateway.calibrate.scoring import ScoreSettings, score
 from gateway.calibrate.selecting import Files
 from gateway.calibrate.sides import Side
 from gateway.calibrate.tracing import TraceSettings, trace
+from gateway.connections import Connections
 from gateway.errors import GatewayError, RequestError
 from gateway.settings import SettingsError, Timeouts
-from gateway.upstream import Upstream, client_session
+from gateway.upstream import Upstream
 from relaygen.calibration.selection import Choice, Rule
 from relaygen.calibration.traces import BadLineError
 
@@ -199,8 +200,10 @@ def _put(path: Path, text: str) -> None:
 
 async def first_model(url: str, key: str | None) -> str:
     """The model that a server lists first. Raises GatewayError where it lists none."""
-    async with client_session(Timeouts()) as session:
-        listed = await Upstream(session, url.rstrip("/").removesuffix("/v1"), key).get("/v1/models")
+    async with Connections(Timeouts()) as connections:
+        listed = await Upstream(connections, url.rstrip("/").removesuffix("/v1"), key).get(
+            "/v1/models"
+        )
     models = [model["id"] for model in listed.get("data") or ()]
     if not models:
         raise RequestError(f"{url} lists no model; name one with --large-model or --small-model")

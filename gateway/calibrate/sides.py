@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from gateway.connections import Connections
 from gateway.engines.base import Engine, EngineInfo
 from gateway.engines.chat import Chat
 from gateway.engines.detect import detect
@@ -17,7 +18,7 @@ from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import RequestError
 from gateway.settings import Backend, Timeouts
 from gateway.tokenizers import LocalTokenizer
-from gateway.upstream import Upstream, client_session
+from gateway.upstream import Upstream
 from relaygen.policy import Thinking
 
 EngineName = Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "openai"]
@@ -95,8 +96,8 @@ async def connected(side: Side) -> AsyncIterator[Connected]:
     backend = _backend(side)
     url = backend.urls[0]
     bare = side.engine == "openai" and not url.endswith("/v1")
-    async with client_session(Timeouts(idle=_IDLE_S)) as session:
-        upstream = Upstream(session, url.removesuffix("/v1"), side.api_key, bare=bare)
+    async with Connections(Timeouts(idle=_IDLE_S)) as connections:
+        upstream = Upstream(connections, url.removesuffix("/v1"), side.api_key, bare=bare)
         engine = await detect(upstream, backend)
         info = await engine.probe(await engine.identify())
         if not info.serves(side.model):

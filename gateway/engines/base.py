@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import structlog
-from aiohttp import ClientResponse
 
 from gateway.chats import chat_chunks
 from gateway.engines.chat import Chat, ChatReader, Parser, Prefill, chat_body
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError
+from gateway.http1 import Response
 from gateway.upstream import Upstream, encoded, raise_for_error
 from relaygen.events import DecodeRequest, Event, Piece
 from relaygen.policy import Thinking
@@ -198,7 +198,7 @@ class Engine(Tokenization):
         return True
 
     @asynccontextmanager
-    async def _open(self, call: Call) -> AsyncGenerator[ClientResponse]:
+    async def _open(self, call: Call) -> AsyncGenerator[Response]:
         body = {key: value for key, value in call.body.items() if value is not None}
         begun = True
         try:

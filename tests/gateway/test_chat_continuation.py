@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from gateway.connections import Connections
 from gateway.engines.chat import Chat
 from gateway.engines.vllm import VllmEngine
 from gateway.settings import Timeouts
-from gateway.upstream import Upstream, client_session
+from gateway.upstream import Upstream
 from relaygen.policy import Thinking
 from tests.gateway.fakes import (
     FakeEngine,
@@ -340,7 +341,7 @@ async def test_a_tokenizer_that_is_not_open_is_no_hindrance() -> None:
     engine = FakeVllm()
     engine.refusals["/tokenize"] = (404, b'{"detail": "Not Found"}')
     await engine.start()
-    async with client_session(Timeouts()) as session:
+    async with Connections(Timeouts()) as session:
         vllm = VllmEngine(Upstream(session, engine.url.removesuffix("/v1")), "chat")
         parser = await vllm._parser("model", Chat({"messages": USER}, Thinking()))
     await engine.stop()

@@ -12,11 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import backends
+from gateway.connections import Connections
 from gateway.engines.chat import Prefill
 from gateway.engines.detect import detect
 from gateway.engines.hosted import HostedEngine
 from gateway.settings import Backend, Timeouts
-from gateway.upstream import Upstream, client_session
+from gateway.upstream import Upstream
 from tests.gateway.fakes import (
     Connection,
     FakeEngine,
@@ -208,7 +209,7 @@ async def test_the_form_of_a_message_begun_is_known_or_set(
     url: str, given: Any, form: Prefill
 ) -> None:
     settings = Backend(urls=(url,), engine="openai", continuation="chat", prefill=given)
-    async with client_session(Timeouts()) as session:
+    async with Connections(Timeouts()) as session:
         engine = await detect(Upstream(session, url), settings)
     assert isinstance(engine, HostedEngine)
     assert engine.prefills == (form,)
