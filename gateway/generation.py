@@ -81,12 +81,9 @@ class Generation:
     held: frozenset[Role]
     """Roles that it does without from its beginning."""
 
-    async def run(self) -> AsyncGenerator[list[Output]]:
+    def run(self) -> AsyncGenerator[list[Output]]:
         self.session.holds = self._held
-        run = relay(self.session, self._decode, self.resuming.after, self.handoffs)
-        async with aclosing(run) as batches:
-            async for outputs in batches:
-                yield outputs
+        return relay(self.session, self._decode, self.resuming.after, self.handoffs)
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         role = request.role
@@ -97,9 +94,14 @@ class Generation:
         failed = False
         try:
             with side.failing():
-                async with aclosing(timed.events(decode, side.engine.url)) as events:
-                    async for event in events:
+                async with aclosing(decode):
+                    event = await timed.first(decode, side.engine.url)
+                    yield event
+                    timed.taken()
+                    async for event in decode:
+                        timed.came(event)
                         yield event
+                        timed.taken()
         except GatewayError:
             failed = True
             raise

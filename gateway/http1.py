@@ -7,6 +7,7 @@ does with it (docs/performance.md). Here a read costs one call of the parser, an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from email.message import Message
 from typing import cast
 
@@ -28,13 +29,10 @@ class Response:
     """An answer, from its head on."""
 
     def __init__(self, connection: Connection, status: int, headers: CIMultiDict[str]) -> None:
-        self._connection = connection
         self.status = status
         self.headers = headers
-
-    async def read(self) -> bytes:
+        self.read: Callable[[], Awaitable[bytes]] = connection.read
         """What has come of the body; b"" at its end. Raises UpstreamError where it breaks."""
-        return await self._connection.read()
 
     @property
     def content_type(self) -> str:

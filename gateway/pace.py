@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
@@ -122,8 +121,10 @@ class Timed:
         self._asked = policy.slow.of(role)
         self._first_token_s = first_token_s
         self._can_leave = can_leave
+        self._url = ""
         self._seconds = 0.0
         self._tokens = 0
+        self._last = self._asked_at = 0.0
         self._told = False
         self.began = False
         """Whether the engine has sent anything of it."""
@@ -133,24 +134,28 @@ class Timed:
         """Tokens after the first read, and the seconds that they took."""
         return self._tokens, self._seconds
 
-    async def events(self, decode: AsyncGenerator[Event], url: str) -> AsyncGenerator[Event]:
-        """Raises UpstreamError where the engine is too slow, and there is another."""
-        async with aclosing(decode):
-            first = await self._begin(decode, url)
-            self.began = True
-            last = time.perf_counter()
-            yield first
-            asked = time.perf_counter()
-            async for event in decode:
-                now = time.perf_counter()
-                if isinstance(event, DecodeChunk) and asked - last < _PAUSED_S:
-                    self._tokens += len(event.pieces)
-                    self._seconds += now - last
-                last = now
-                yield event
-                asked = time.perf_counter()
-                if self._asked.tokens_per_second is not None:
-                    self._keeps_up(self._asked.tokens_per_second, url)
+    def came(self, event: Event) -> None:
+        """The next event came."""
+        now = time.perf_counter()
+        if type(event) is DecodeChunk and self._asked_at - self._last < _PAUSED_S:
+            self._tokens += len(event.pieces)
+            self._seconds += now - self._last
+        self._last = now
+
+    def taken(self) -> None:
+        """Whoever reads wants more. Raises UpstreamError where the engine is too slow, and there
+        is another."""
+        self._asked_at = time.perf_counter()
+        if self._asked.tokens_per_second is not None:
+            self._keeps_up(self._asked.tokens_per_second)
+
+    async def first(self, decode: AsyncGenerator[Event], url: str) -> Event:
+        """The first event. Raises UpstreamError where it takes too long."""
+        self._url = url
+        event = await self._begin(decode, url)
+        self.began = True
+        self._last = time.perf_counter()
+        return event
 
     async def _begin(self, decode: AsyncGenerator[Event], url: str) -> Event:
         asked, limit = self._asked.first_token, self._first_token_s
@@ -169,12 +174,12 @@ class Timed:
             failed = UpstreamError(message, status=504, code=code)
             raise failed.of("slow" if slow else "timeout") from None
 
-    def _keeps_up(self, least: float, url: str) -> None:
+    def _keeps_up(self, least: float) -> None:
         tokens, seconds = self.measured
         if seconds < _JUDGED_S or tokens >= least * seconds:
             return
         rate = f"{tokens / seconds:.3g} tokens/s, less than the policy's slow.{self._role}"
-        message = f"The engine at {url} decodes {rate}.tokens_per_second ({least:g})"
+        message = f"The engine at {self._url} decodes {rate}.tokens_per_second ({least:g})"
         if self._can_leave(self._role):
             raise UpstreamError(message, status=504, code="engine_slow").of("slow")
         if not self._told:

@@ -63,6 +63,7 @@ class _Streamed:
 
     def __init__(self, stream: EventStream) -> None:
         self._stream = stream
+        self._chunk = stream.wire.chunk
 
     def start(self, prompt_tokens: int) -> None:
         self._stream.decided.set()
@@ -70,8 +71,7 @@ class _Streamed:
 
     async def take(self, chunks: Collection[AnyChunk]) -> bool:
         """Returns whether more is wanted."""
-        wire = self._stream.wire
-        await self._stream.send(b"".join(wire.chunk(chunk) for chunk in chunks))
+        await self._stream.send(b"".join([self._chunk(chunk) for chunk in chunks]))
         return not self._stream.left
 
     async def end(self) -> None:

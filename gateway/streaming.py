@@ -39,9 +39,17 @@ class EventStream:
         return self._response
 
     async def send(self, data: bytes) -> None:
-        if data:
+        if not data:
+            return
+        if not self.told:
             self.told = True
             await self._write(data)
+            return
+        self._sends += 1
+        try:
+            await self._response.write(data)
+        except ConnectionError:
+            self.left = True
 
     async def _write(self, data: bytes) -> None:
         self._sends += 1

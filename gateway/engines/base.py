@@ -172,14 +172,13 @@ class Engine(Tokenization):
         while True:
             call = await self._call(model, prompt, request, sampling)
             try:
-                async with self._open(call) as response:
-                    async with (
-                        aclosing(self.upstream.stream(response)) as chunks,
-                        aclosing(events_of(chunks, call.reader, self.url)) as events,
-                    ):
-                        async for event in events:
-                            yield event
-                    return
+                async with (
+                    self._open(call) as response,
+                    aclosing(events_of(response.read, call.reader, self.url)) as events,
+                ):
+                    async for event in events:
+                        yield event
+                return
             except RequestError as error:
                 if not self._once_more(error, call, sampling):
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -57,12 +57,15 @@ def finish_reason(given: str | None) -> str | None:
 
 
 async def events_of(
-    chunks: AsyncIterator[bytes], reader: ChunkReader, url: str
+    read: Callable[[], Awaitable[bytes]], reader: ChunkReader, url: str
 ) -> AsyncGenerator[Event]:
-    """The events of a stream, ending in DecodeFinished. Raises GatewayError where it breaks."""
+    """The events of a stream, ending in DecodeFinished. Raises GatewayError where it breaks.
+
+    `read` brings what has come of it, and b"" at its end.
+    """
     decoder = sse.EventDecoder()
     try:
-        async for chunk in chunks:
+        while chunk := await read():
             pieces, broken = _read(chunk, decoder, reader, url)
             if pieces:
                 yield DecodeChunk(tuple(pieces), reader.estimated)

@@ -6,7 +6,7 @@ No sockets: what an engine would send is cut as a test wants it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -63,9 +63,13 @@ def plain(data: Sequence[bytes]) -> list[bytes]:
     return [b"".join(b"data: %s\n\n" % one for one in data)]
 
 
-async def reads(parts: Iterable[bytes]) -> AsyncGenerator[bytes]:
-    for part in parts:
-        yield part
+def reads(parts: Iterable[bytes]) -> Callable[[], Awaitable[bytes]]:
+    left = iter(parts)
+
+    async def read() -> bytes:
+        return next((part for part in left if part), b"")
+
+    return read
 
 
 def events(parts: Iterable[bytes], reader: ChunkReader) -> list[Event]:

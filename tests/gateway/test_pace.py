@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -205,11 +206,22 @@ async def decode(time: Time, *reads: tuple[float, int]) -> AsyncGenerator[Event]
     yield DecodeFinished("stop", None)
 
 
+async def events_of(timed: Timed, decode: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    """As a generation reads a decode."""
+    async with aclosing(decode):
+        yield await timed.first(decode, URL)
+        timed.taken()
+        async for event in decode:
+            timed.came(event)
+            yield event
+            timed.taken()
+
+
 async def read(
     timed: Timed, events: AsyncGenerator[Event], between: Callable[[], None] = lambda: None
 ) -> Sequence[Event]:
     found = []
-    async for event in timed.events(events, URL):
+    async for event in events_of(timed, events):
         found.append(event)
         between()
     return found
@@ -224,7 +236,7 @@ async def test_tokens_after_the_first_read_are_measured(time: Time) -> None:
 
 async def test_began_tells_whether_anything_came(time: Time) -> None:
     watch = timed()
-    events = watch.events(decode(time, (1, 1)), URL)
+    events = events_of(watch, decode(time, (1, 1)))
     assert not watch.began
     await anext(events)
     assert watch.began
@@ -252,7 +264,7 @@ async def test_leaving_closes_the_decode(time: Time) -> None:
         finally:
             closed.append(True)
 
-    events = timed().events(endless(), URL)
+    events = events_of(timed(), endless())
     await anext(events)
     await events.aclose()
     assert closed == [True]
