@@ -53,6 +53,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     add_calibrate_arguments(
         commands.add_parser("calibrate", help="find a pair's cues from what its models write")
     )
+    _bench_arguments(
+        commands.add_parser("bench", help="measure what the gateway costs, on simulated engines")
+    )
     policy = commands.add_parser("policy", help="check policies, print their schema")
     actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
@@ -67,6 +70,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
         "serve": _serve,
         "demo": _demo,
         "calibrate": _calibrate,
+        "bench": _bench,
         "policy": _policy,
         "key": _key,
         "replay": _replay,
@@ -169,6 +173,21 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _calibrate(options: argparse.Namespace) -> int:
     from gateway.calibrate.command import run  # its libraries take a while to load
+
+    return run(options)
+
+
+# ---- bench --------------------------------------------------------------------------------------
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="a minute: less of everything")
+    parser.add_argument("--only", metavar="NAME,...", help="these scenarios alone")
+    parser.add_argument("--json", metavar="FILE", help="write the rows to a file as well")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from gateway.bench.command import run
 
     return run(options)
 

@@ -49,6 +49,7 @@ class Connections:
         self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
         self._open: set[Connection] = set()
         self._leaving: dict[Connection, asyncio.TimerHandle] = {}
+        self._opening: dict[Address, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,6 +60,8 @@ class Connections:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for task in list(self._opening.values()):
+            task.cancel()
         for connection in list(self._open):
             self._close(connection)
 
@@ -89,10 +92,25 @@ class Connections:
 
     def release(self, address: Address, connection: Connection) -> None:
         """Keeps it for the next request where its answer is over, else closes it."""
-        if not connection.reusable:
-            self._close(connection)
+        if connection.reusable:
+            connection.rest()
+            self._keep(address, connection)
             return
-        connection.rest()
+        cut = connection.under_way
+        self._close(connection)
+        if cut and not self._idle[address] and address not in self._opening:
+            self._opening[address] = asyncio.create_task(self._replace(address))
+
+    async def _replace(self, address: Address) -> None:
+        """Another in the place of one that was cut: the next request there will come soon."""
+        try:
+            self._keep(address, await self._opened(address))
+        except UpstreamError:
+            pass  # whoever needs one will be told
+        finally:
+            del self._opening[address]
+
+    def _keep(self, address: Address, connection: Connection) -> None:
         self._idle[address].append(connection)
         loop = asyncio.get_running_loop()
         self._leaving[connection] = loop.call_later(KEEPALIVE_S, self._leave, address, connection)

@@ -134,6 +134,12 @@ class Connection(asyncio.Protocol):
         return data
 
     @property
+    def under_way(self) -> bool:
+        """Whether an answer has begun, and neither ended nor broken."""
+        answer = self._answer
+        return answer is not None and answer.headed and not self.closed and self._error is None
+
+    @property
     def reusable(self) -> bool:
         """Whether the answer is over and the next request may be sent."""
         answer = self._answer

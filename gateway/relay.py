@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Protocol
 
 from gateway.errors import GatewayError
@@ -31,9 +31,10 @@ async def relay(
     """
     started = False
     left: float | None = None
-    while (request := session.next_decode()) is not None:
-        try:
-            async with aclosing(decode(request)) as events:
+    async with _Leaving() as leaving:
+        while (request := session.next_decode()) is not None:
+            try:
+                events = leaving.soon(decode(request))
                 async for event in events:
                     if left is not None:
                         handoffs.values.append((time.perf_counter() - left) * 1e3)
@@ -46,11 +47,41 @@ async def relay(
                         yield outputs
                     if not session.decoding:
                         break
-        except GatewayError as error:
-            outputs = await _after(error, session, resume, started=started)
-            if outputs:
-                started = True
-                yield outputs
+            except GatewayError as error:
+                outputs = await _after(error, session, resume, started=started)
+                if outputs:
+                    started = True
+                    yield outputs
+
+
+class _Leaving:
+    """Closes each decode when the next one has begun: its request is not to wait for that."""
+
+    def __init__(self) -> None:
+        self._decode: AsyncGenerator[Event] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> _Leaving:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._decode is not None:
+            await self._decode.aclose()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def soon(self, decode: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+        """The decode to be read now; the one before is closed once this waits for its engine."""
+        if self._decode is not None:
+            task = asyncio.ensure_future(_closed(self._decode))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        self._decode = decode
+        return decode
+
+
+async def _closed(decode: AsyncGenerator[Event]) -> None:
+    await decode.aclose()
 
 
 async def _after(

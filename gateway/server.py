@@ -36,11 +36,11 @@ class ListenError(Exception):
 
 def run(settings: Settings, source: Source | None = None, *, worker: bool = False) -> None:
     """Serves until told to stop. Raises ListenError where the address can't be had."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(settings, source, worker=worker))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, where it can be had (not on Windows)."""
     try:
         import uvloop

@@ -52,6 +52,7 @@ class Upstream:
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
         self._key = api_key
         self._base = urlsplit(url).path
+        self._heads: dict[tuple[str, str], bytes] = {}
         self._head = {"Host": urlsplit(url).netloc.rpartition("@")[2]}
         if api_key:
             self._head["Authorization"] = f"Bearer {api_key}"
@@ -107,15 +108,25 @@ class Upstream:
     def _request(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> bytes:
+        if headers:
+            head = self._written(method, path, headers)
+        elif (known := self._heads.get((method, path))) is not None:
+            head = known
+        else:
+            head = self._heads[method, path] = self._written(method, path, headers)
+        if data is None:
+            return head + b"\r\n"
+        return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data)
+
+    def _written(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        """A request's head, but for the length of its body."""
         if self._bare:
             path = path.removeprefix("/v1")
         fields = {**_HEADERS, **headers, **self._head}
-        if data is not None:
-            fields["Content-Length"] = str(len(data))
-        lines = [f"{method} {self._base}{path} HTTP/1.1", *map(": ".join, fields.items())]
+        lines = [f"{method} {self._base}{path} HTTP/1.1", *map(": ".join, fields.items()), ""]
         if any(_BREAKS.search(line) for line in lines):
             raise RequestError("A header or the path has a line break, which can't be passed on")
-        return "\r\n".join([*lines, "\r\n"]).encode(errors="surrogateescape") + (data or b"")
+        return "\r\n".join(lines).encode(errors="surrogateescape")
 
     async def refusal(self, response: Response) -> bytes:
         """The body of an engine's error, our key masked in it; 64 KiB of it at most."""

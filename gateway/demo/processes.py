@@ -123,7 +123,7 @@ async def llamacpp_engine(
         prefill_threads=prefill_threads, parallel=parallel, context=context,
     )  # fmt: skip
     async with child(f"the {role} engine", "gateway.demo.llamacpp", *arguments) as engine:
-        yield await _started(engine, engine.url)
+        yield await started(engine, engine.url)
 
 
 @asynccontextmanager
@@ -168,7 +168,7 @@ async def gateway(
                 child("the gateway", "gateway.demo.tether", *arguments)
             )
             try:
-                url = await _started(server, _ready(server, f"http://{HOST}:{chosen}"))
+                url = await started(server, ready(server, f"http://{HOST}:{chosen}"))
             except StartError:
                 if left and server.ended and port_is_taken(chosen):
                     continue
@@ -177,7 +177,7 @@ async def gateway(
             return
 
 
-async def _ready(server: Child, url: str) -> str:
+async def ready(server: Child, url: str) -> str:
     """`url`, once its `/readyz` answers 200; the last other answer is the child's `status`."""
     async with aiohttp.ClientSession() as session:
         while True:
@@ -189,7 +189,7 @@ async def _ready(server: Child, url: str) -> str:
             await asyncio.sleep(_POLL_S)
 
 
-async def _started(running: Child, listening: Awaitable[str]) -> str:
+async def started(running: Child, listening: Awaitable[str]) -> str:
     """The child's URL once it listens. Raises StartError when it ends first, or takes too long."""
     waiting = asyncio.ensure_future(listening)
     ended = asyncio.create_task(running.process.wait())

@@ -104,7 +104,8 @@ def roles(policy: Policy, trace: Trace) -> Iterator[tuple[Role, Span]]:
     """Who would have written which tokens, as the session decides it online.
 
     A token is the role's that keeps it or a part of it (`match: substring` cuts inside tokens; what
-    is cut off is not read again).
+    is cut off is not read again). A blank that a text handoff leaves to the next engine is still
+    the role's that wrote it first.
     """
     player = _Player(policy, [policy.cues.words])
     player.read(trace)

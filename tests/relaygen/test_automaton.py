@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +43,35 @@ def test_the_depth_is_the_longest_end_of_the_text_that_begins_a_pattern(
         state = automaton.step(state, char)
     begun = {p[:n] for p in found for n in range(len(p) + 1)} | {""}
     assert automaton.depth[state] == max(len(start) for start in begun if text.endswith(start))
+
+
+def test_quiet_tells_the_state_after_a_text_or_that_a_pattern_ends_in_it() -> None:
+    automaton = Automaton(["Now"])
+    assert automaton.quiet[0]["x"] == 0
+    half = automaton.quiet[0][" No"]
+    assert half > 0
+    assert automaton.quiet[half]["w"] == -1
+    assert automaton.quiet[half]["t"] == 0
+    assert automaton.quiet[0]["Now"] == -1
+
+
+@given(patterns, st.lists(st.text("abc", max_size=4), max_size=8))
+def test_quiet_steps_are_those_of_the_characters(found: list[str], texts: list[str]) -> None:
+    automaton, state, quiet = Automaton(found), 0, 0
+    for text in texts:
+        ended = False
+        for char in text:
+            state = automaton.step(state, char)
+            ended = ended or bool(automaton.ends[state])
+        quiet = automaton.quiet[quiet][text]
+        assert quiet == (-1 if ended else state)
+        if ended:
+            return
+
+
+def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relaygen.automaton._REMEMBERED", 2)
+    steps = Automaton(["Now"]).quiet[0]
+    for text in ("a", "b", "c", "x" * 100):
+        assert steps[text] == 0
+    assert list(steps) == ["c"]

@@ -63,7 +63,8 @@ def make_scored(
 def session_roles(policy: Policy, texts: Sequence[str]) -> Iterator[tuple[Role, Span]]:
     """Who writes what, told token by token to the session of the gateway."""
     opened = "".join(texts).lstrip().startswith(policy.thinking.open)
-    session = RelaySession(policy, phase=Phase.UNDECIDED if opened else Phase.THINKING)
+    phase = Phase.UNDECIDED if opened else Phase.THINKING
+    session = RelaySession(policy, phase=phase, move_blanks=False)
     start = 0
     while start < len(texts):
         session.next_decode()

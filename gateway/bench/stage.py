@@ -1,0 +1,126 @@
+"""Starts simulated engines and a gateway in front of them, and runs load against either."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import yaml
+
+from gateway.bench.engine import NAMES
+from gateway.bench.script import CUE
+from gateway.demo.processes import HOST, child, free_port, ready, started
+
+POLICY = "bench"
+_STREAMS = 4096
+_RUN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A gateway before two engines; all URLs without /v1."""
+
+    url: str
+    large: str
+    small: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that the gateway has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_kib(self) -> int:
+        """The gateway's resident memory."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() // 1024
+
+    async def engines(self) -> dict[str, Any]:
+        """What the engines did since they were last asked."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.large}/stats") as answer,
+        ):
+            found: dict[str, Any] = await answer.json(content_type=None)
+            return found
+
+    async def direct(self, **load: object) -> dict[str, Any]:
+        """Load on the large engine itself."""
+        return await loaded(self.large, NAMES[0], **load)
+
+    async def passthrough(self, **load: object) -> dict[str, Any]:
+        """Load on the large engine through the gateway, which passes it on unread."""
+        return await loaded(self.url, NAMES[0], **load)
+
+    async def relay(self, **load: object) -> dict[str, Any]:
+        """Load on the pair."""
+        return await loaded(self.url, POLICY, **load)
+
+
+async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
+    """Runs the load generator in a process of its own; what it measured."""
+    flags = [part for key, value in load.items() for part in (f"--{key}", str(value))]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.bench.load", "--url", url, "--model", model, *flags,
+        stdout=PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_RUN_S):
+            told, _ = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode:
+        raise RuntimeError(f"the load generator ended with status {process.returncode}")
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+@asynccontextmanager
+async def staged(**engine: object) -> AsyncIterator[Stage]:
+    """Engines with these options (token_ms="25,4"), and a gateway as users run it."""
+    flags = [p for k, v in engine.items() for p in (f"--{k.replace('_', '-')}", str(v))]
+    async with child("the engines", "gateway.bench.engine", *flags) as engines:
+        large, _, small = (await started(engines, engines.url)).partition(" ")
+        with _files() as (settings, policy):
+            port = free_port()
+            arguments = [
+                "gateway", "serve", "--host", HOST, "--port", str(port), "--policy", policy,
+                "--large", f"{large}/v1", "--small", f"{small}/v1", "--config", settings,
+            ]  # fmt: skip
+            async with child("the gateway", "gateway.demo.tether", *arguments) as gateway:
+                url = await started(gateway, ready(gateway, f"http://{HOST}:{port}"))
+                yield Stage(url, large, small, gateway.process.pid)
+
+
+@contextmanager
+def _files() -> Iterator[tuple[str, str]]:
+    """Paths of settings and of a policy."""
+    with TemporaryDirectory() as folder:
+        settings, policy = Path(folder, "gateway.yaml"), Path(folder, "bench.yaml")
+        settings.write_text(yaml.safe_dump({"limits": {"generations": _STREAMS}}))
+        policy.write_text(yaml.safe_dump(_policy()))
+        yield str(settings), str(policy)
+
+
+def _policy() -> dict[str, Any]:
+    return {
+        "version": 1,
+        "name": POLICY,
+        "large": {"backend": "large", "model": NAMES[0]},
+        "small": {"backend": "small", "model": NAMES[1]},
+        "cues": {"words": [CUE.strip(), "Now", "Thus", "Hence", "Next", "Then", "However"]},
+        "min_large_tokens": 0,
+        "slow": {"hold": False},
+    }
