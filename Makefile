@@ -1,11 +1,11 @@
-# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench-overload | setup | clean
+# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench | bench-overload | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 FUZZ_SECONDS ?= 15
 
-.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench-vllm bench-overload setup docs clean
+.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench bench-compare bench-vllm bench-overload setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -37,6 +37,12 @@ test-vllm: setup  ## the seam on real vLLM servers (CPU build, about 4 GB to ins
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
 	$(BIN)/pytest -m vllm -s tests/integration $(ARGS)
 	$(BIN)/python benchmarks/relay_on_vllm.py
+
+bench: setup  ## what the gateway costs, on simulated engines (minutes; ARGS=--quick: one)
+	$(BIN)/relaygen bench $(ARGS)
+
+bench-compare: setup  ## the same against benchmarks/base.json: fails where it became slower
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 bench-vllm: setup  ## large, small and relay on two real vLLM servers, in one run
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm

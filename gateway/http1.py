@@ -137,7 +137,9 @@ class Connection(asyncio.Protocol):
     def under_way(self) -> bool:
         """Whether an answer has begun, and neither ended nor broken."""
         answer = self._answer
-        return answer is not None and answer.headed and not self.closed and self._error is None
+        if answer is None or self.closed or self._error is not None:
+            return False
+        return answer.headed and not answer.complete
 
     @property
     def reusable(self) -> bool:
