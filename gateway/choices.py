@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
 from gateway.errors import UpstreamError
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.replies import AnyChunk, HandoffTimes, Reply, usage_object
+from gateway.spent import spent_object
 from gateway.tools import Written, tool_chunks
 from relaygen.events import Delegated, Failed, Finished, Output, Role
 from relaygen.usage import Usage
@@ -28,7 +30,11 @@ async def chunks_of(
         async for chunks in batches:
             yield chunks
     last = generations[-1]
-    yield [reply.usage_chunk(_usage(generations, usages), last.writer)]
+    usage = _usage(generations, usages)
+    if reply.trace:
+        ours = ((each.spent, each.session.usage) for each in generations)
+        usage["relaygen"]["spent"] = spent_object(ours)
+    yield [reply.usage_chunk(usage, last.writer)]
 
 
 async def _choice(
@@ -54,6 +60,7 @@ async def _choice(
                         async for chunk in others:
                             yield [chunk]
                     usages.append(written.usage)
+    generation.spent.end()
 
 
 def _opening(generation: Generation, reply: Reply, writer: tuple[Role, int]) -> list[AnyChunk]:
@@ -73,7 +80,7 @@ def _finish(
     return []
 
 
-def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[str, object]:
+def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[str, Any]:
     first = generations[0]
     usage = sum(usages, start=Usage())
     prompts = {id(g.prompts): g.prompts for g in generations}.values()

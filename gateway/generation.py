@@ -24,6 +24,7 @@ from gateway.replies import HandoffTimes
 from gateway.resuming import EARLY_S, Resuming, Rounds
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
+from gateway.spent import Spent
 from relaygen.events import DecodeRequest, Event, Output, Role
 from relaygen.policy import Policy, Thinking
 from relaygen.session import Limits, RelaySession
@@ -76,6 +77,7 @@ class Generation:
     first_token_s: float
     resuming: Resuming
     handoffs: HandoffTimes
+    spent: Spent
     tools: Role | None
     """Who writes what follows the thinking, where the session does not."""
     held: frozenset[Role]
@@ -83,6 +85,7 @@ class Generation:
 
     def run(self) -> AsyncGenerator[list[Output]]:
         self.session.holds = self._held
+        self.spent.begin()
         return relay(self.session, self._decode, self.resuming.after, self.handoffs)
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
@@ -107,6 +110,7 @@ class Generation:
             raise
         finally:  # a decode that was cut has come this far
             self.pace.add(role, *timed.measured)
+            self.spent.add(role, timed.first_s, *timed.measured)
             if timed.began and not failed:
                 side.replica.succeeded()
 
@@ -239,6 +243,7 @@ class _Building:
             first_token_s=relaying.first_token_s,
             resuming=Resuming(policy.name, session, seats, settings, ask.resume),
             handoffs=HandoffTimes(),
+            spent=Spent(),
             tools=self.tools,
             held=self._held(pace),
         )

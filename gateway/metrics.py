@@ -29,6 +29,7 @@ from relaygen.usage import Usage
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 To = Literal["replica", "same", "role"]
 State = Literal["up", "down", "open", "draining"]
+_SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 1.0)
 # From a handoff over loopback to one that waits for a long prefill.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -87,6 +88,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.efficiency = Histogram(
+            "relaygen_generation_efficiency",
+            "Of a whole generation: the time that its engines alone would take over its own, 0..1.",
+            ("policy",),
+            buckets=_SHARES,
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "relaygen_in_flight",
             "Generations that run now.",
@@ -130,7 +138,13 @@ def _metrics() -> Metrics:
 # ---- what happens -------------------------------------------------------------------------------
 
 
-def generation(policy: str, outcome: str, usage: Usage, handoff_ms: Iterable[float] = ()) -> None:
+def generation(
+    policy: str,
+    outcome: str,
+    usage: Usage,
+    handoff_ms: Iterable[float] = (),
+    efficiency: float | None = None,
+) -> None:
     """A relayed generation ended: done, failed or cancelled."""
     found = _metrics()
     found.generations.labels(policy, outcome).inc()
@@ -139,6 +153,8 @@ def generation(policy: str, outcome: str, usage: Usage, handoff_ms: Iterable[flo
     found.discarded.labels(policy).inc(usage.discarded_tokens)
     for milliseconds in handoff_ms:
         found.handoff.observe(milliseconds / 1e3)
+    if efficiency is not None:
+        found.efficiency.labels(policy).observe(efficiency)
 
 
 def never_began(policy: str, choices: int) -> None:

@@ -126,6 +126,8 @@ class Timed:
         self._tokens = 0
         self._last = self._asked_at = 0.0
         self._told = False
+        self.first_s = 0.0
+        """Until the first event."""
         self.began = False
         """Whether the engine has sent anything of it."""
 
@@ -152,9 +154,11 @@ class Timed:
     async def first(self, decode: AsyncGenerator[Event], url: str) -> Event:
         """The first event. Raises UpstreamError where it takes too long."""
         self._url = url
+        asked = time.perf_counter()
         event = await self._begin(decode, url)
         self.began = True
         self._last = time.perf_counter()
+        self.first_s = self._last - asked
         return event
 
     async def _begin(self, decode: AsyncGenerator[Event], url: str) -> Event:

@@ -103,11 +103,13 @@ async def _reply(
     request: web.Request, policy: Policy, ask: Ask, sink: _Streamed | _Collected
 ) -> None:
     """Raises UpstreamError where it takes too long."""
-    relaying = request.app[GATEWAY].relaying
+    relaying, asked = request.app[GATEWAY].relaying, time.perf_counter()
     async with (
         in_time(request) as timer,
         prepared(policy, ask, relaying) as generations,
     ):
+        for generation in generations:
+            generation.spent.prepare = time.perf_counter() - asked
         await _written(generations, policy, ask, sink, timer)
 
 
@@ -154,7 +156,8 @@ def _log(generation: Generation, outcome: State, seconds: float) -> None:
     name, times = generation.policy.name, generation.handoffs
     if session.state is State.DONE and generation.tools is None:
         outcome = State.DONE
-    metrics.generation(name, outcome, usage, times.values)
+    efficiency = generation.spent.efficiency(usage)
+    metrics.generation(name, outcome, usage, times.values, efficiency)
     log.info(
         "generation",
         policy=name,
@@ -168,6 +171,7 @@ def _log(generation: Generation, outcome: State, seconds: float) -> None:
         handoffs=usage.handoffs,
         resumes=usage.resumes,
         handoff_ms_p50=times.median(),
+        efficiency=None if efficiency is None else round(efficiency, 4),
         ignored=_ignored(generation),
         seconds=round(seconds, 4),
     )

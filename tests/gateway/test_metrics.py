@@ -205,6 +205,7 @@ NAMES = {
     "relaygen_tokens": ("counter", {"policy", "role"}),
     "relaygen_discarded_tokens": ("counter", {"policy"}),
     "relaygen_handoff_seconds": ("histogram", {"le"}),
+    "relaygen_generation_efficiency": ("histogram", {"policy", "le"}),
     "relaygen_in_flight": ("gauge", set()),
     "relaygen_queued": ("gauge", set()),
     "relaygen_replicas": ("gauge", {"backend", "state"}),
