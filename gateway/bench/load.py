@@ -23,6 +23,9 @@ _HEAD = (
     b"Content-Length: %d\r\n\r\n"
 )
 _END = b"\r\n0\r\n\r\n"
+_STREAM = re.compile(rb"HTTP/1.1 200 .*?\r\ncontent-type: *text/event-stream", re.I | re.S)
+_HEAD_END = b"\r\n\r\n"
+_SHOWN = 300
 
 
 class Client(asyncio.Protocol):
@@ -37,13 +40,16 @@ class Client(asyncio.Protocol):
         self.total_s: list[float] = []
         self.gaps_s: list[float] = []
         self.errors = self.frames = self.size = 0
+        self.refused = ""
+        """The first answer that was no stream."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._ask()
 
     def _ask(self) -> None:
-        message = {"role": "user", "content": f"Question {self._number}-{self._left}"}
+        content = f"Question {self._number}-{self._left}" + " word" * self._options.prompt
+        message = {"role": "user", "content": content}
         body: dict[str, Any] = {"model": self._options.model, "stream": True, "messages": [message]}
         if self._options.logprobs:
             body |= {"logprobs": True, "top_logprobs": self._options.logprobs}
@@ -51,12 +57,14 @@ class Client(asyncio.Protocol):
             body["relaygen"] = {"mode": self._options.mode}
         data = json.dumps(body).encode()
         self._seen = b""
-        self._begun = False
+        self._begun = self._is_stream = False
         self._sent = self._last = time.perf_counter()
         self._transport.write(_HEAD % len(data) + data)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
+        if not self._is_stream and not self._accepts(data):
+            return
         if self._begun:
             self.gaps_s.append(now - self._last)
         elif _FIRST.search(self._seen + data):
@@ -70,6 +78,18 @@ class Client(asyncio.Protocol):
         self._seen = (self._seen + data)[-4096:]
         if self._seen.endswith(_END):
             self._ended(now)
+
+    def _accepts(self, data: bytes) -> bool:
+        """Whether a stream began; one that is refused ends this client's requests."""
+        head = self._seen + data
+        if _HEAD_END not in head:
+            self._seen = head
+            return False
+        self._is_stream = bool(_STREAM.match(head))
+        if not self._is_stream:
+            self.refused = head.decode(errors="replace")[:_SHOWN]
+            self._transport.close()
+        return self._is_stream
 
     def _ended(self, now: float) -> None:
         if b"data: [DONE]" not in self._seen:
@@ -97,6 +117,7 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "seconds": time.perf_counter() - start,
         "errors": sum(client.errors for client in clients),
+        "refused": next((client.refused for client in clients if client.refused), ""),
         "frames": sum(client.frames for client in clients),
         "bytes": sum(client.size for client in clients),
         "first_ms": [s * 1e3 for client in clients for s in client.first_s],
@@ -119,6 +140,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1, help="of each stream")
+    parser.add_argument("--prompt", type=int, default=0, help="words of it, besides a few")
     parser.add_argument("--logprobs", type=int, default=0, help="alternatives a token")
     parser.add_argument("--mode", choices=("large", "small"), help="one model alone")
     options = parser.parse_args()

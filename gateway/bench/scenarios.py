@@ -197,5 +197,5 @@ def _ways(stage: Stage) -> list[tuple[str, Run]]:
 def _sound(told: dict[str, Any]) -> dict[str, Any]:
     """Raises RuntimeError where a stream had an error, or no end."""
     if told["errors"]:
-        raise RuntimeError(f"{told['errors']} streams broke")
+        raise RuntimeError(f"{told['errors']} streams broke {told['refused']}")
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from gateway.bench.engine import NAMES
 from gateway.bench.script import ANSWER, Script
 from gateway.bench.stage import POLICY, Stage, loaded, staged
 from gateway.cli import main
-from tests.gateway.fakes import FakeVllm, Reset, Tokenizer, writes
 
 
 @pytest.fixture
@@ -46,12 +46,39 @@ async def test_load_counts_what_comes(stage: Stage) -> None:
     assert stage.rss_kib() > 1000
 
 
-async def test_load_notices_a_cut() -> None:
-    engine = FakeVllm(writes("a", "b", Reset()), model="big", tokenizer=Tokenizer())
-    await engine.start()
-    told = await loaded(engine.url.removesuffix("/v1"), "big")
-    await engine.stop()
-    assert told["errors"] == 1
+def chunk(data: str) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data.encode())
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+TOKEN = chunk('data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+DONE = chunk("data: [DONE]\n\n")
+END = b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "errors"),
+    [
+        (STREAM + TOKEN + DONE + END, 0),
+        (STREAM + TOKEN, 1),
+        (STREAM + TOKEN + END, 1),
+        (STREAM + TOKEN + chunk('data: {"error":{"message":"no"}}\n\n') + DONE + END, 1),
+        (b"HTTP/1.1 429 Busy\r\nContent-Length: 2\r\n\r\n{}", 1),
+    ],
+    ids=["whole", "cut", "no end", "an error event", "refused"],
+)
+async def test_load_notices_what_broke(answer: bytes, errors: int) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = await loaded(f"http://127.0.0.1:{port}", "any")
+    assert told["errors"] == errors
+    assert told["refused"][9:12] == ("429" if b"429" in answer else "")
 
 
 def test_the_command_writes_what_it_tells(
