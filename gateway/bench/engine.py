@@ -3,7 +3,9 @@
     python -m gateway.bench.engine --tokens 600 --large-run 30 --small-run 20 --token-ms 25,4
 
 Prints `ready LARGE_URL SMALL_URL` and serves until its stdin closes. Both write the same text and
-go on with it from whatever prefix they are sent. GET /stats tells what they did.
+go on with it from whatever prefix they are sent. With --prefill-us they remember prompts, and one
+that they do not know takes its time; with --slowdown each stream slows down the others, as in a
+batch. GET /stats tells what they did.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, cast
 
 import orjson
 
+from gateway.bench.prefixes import PrefixCache
 from gateway.bench.script import Script, ending
 
 HOST = "127.0.0.1"
@@ -26,8 +29,6 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
-_BATCH = 16
-"""Tokens a write, where they take no time."""
 _MAX_HANDOFFS = 100_000
 
 
@@ -54,7 +55,8 @@ class Stats:
     """Counts, and seconds from a segment's last token to the request that goes on after it."""
 
     def __init__(self) -> None:
-        self.tokens = self.decodes = self.aborted = 0
+        self.tokens = self.decodes = self.aborted = self.prefilled = self.cached = 0
+        self.running = [0, 0]
         self.handoffs: list[float] = []
         self.ended: dict[tuple[int, ...], float] = {}
 
@@ -62,10 +64,32 @@ class Stats:
 class Simulation:
     def __init__(self, options: argparse.Namespace) -> None:
         self.script = Script(options.tokens, options.large_run, options.small_run)
-        self.token_s = [ms / 1e3 for ms in options.token_ms]
-        self.first_s = [ms / 1e3 for ms in options.first_ms]
+        self.token_s: list[float] = [ms / 1e3 for ms in options.token_ms]
+        self.first_s: list[float] = [ms / 1e3 for ms in options.first_ms]
+        self.prefill_s: float = options.prefill_us / 1e6
+        self.slowdown: float = options.slowdown / 100
+        self.batch: int = options.batch
+        self.prefixes = (PrefixCache(), PrefixCache())
         self.stats = Stats()
         self.clock = Clock()
+
+    def pace(self, role: int) -> float:
+        """Seconds a token at the present load."""
+        return self.token_s[role] * (1 + self.slowdown * (self.stats.running[role] - 1))
+
+    def prefill(self, role: int, ids: list[int]) -> float:
+        """Seconds until the first token."""
+        if not self.prefill_s:
+            return self.first_s[role]
+        cached = self.prefixes[role].add(ids)
+        self.stats.cached += cached
+        self.stats.prefilled += len(ids) - cached
+        return self.first_s[role] + self.prefill_s * (len(ids) - cached)
+
+    def keep(self, role: int, prompt: list[int], start: int, end: int) -> None:
+        """Remembers what was written after a prompt."""
+        if self.prefill_s:
+            self.prefixes[role].add([*prompt, *self.script.ids[start:end]])
 
     def prompt(self, messages: object) -> list[int]:
         return self.script.vocabulary.encode(f"user {messages} assistant")
@@ -77,46 +101,48 @@ class Simulation:
             "tokens": stats.tokens,
             "decodes": stats.decodes,
             "aborted": stats.aborted,
+            "running": sum(stats.running),
+            "prefilled": stats.prefilled,
+            "cached": stats.cached,
             "handoff_ms": [round(s * 1e3, 4) for s in handoffs],
         }
 
 
 class Stream:
-    """One decode being written."""
+    """One decode being written. `start` is the script's first token that `prompt` lacks."""
 
     def __init__(
-        self, server: Server, role: int, key: tuple[int, ...], start: int, stop: int, *, chat: bool
+        self, server: Server, prompt: list[int], start: int, most: int | None, *, chat: bool
     ) -> None:
-        script = server.simulation.script
-        self._server = server
-        self._frames = script.chats if chat else script.completions
+        simulation, self._role = server.simulation, server.role
+        self._server, self._simulation = server, simulation
+        self._frames = simulation.script.chats if chat else simulation.script.completions
         self._chat = chat
-        self._key = key
+        self._prompt = prompt
         self._start = self._at = start
-        self._stop = min(stop, len(self._frames))
+        self._stop = min(start + most, len(self._frames)) if most else len(self._frames)
         self._whole = self._stop == len(self._frames)
-        self._token_s = server.simulation.token_s[role]
-        loop = asyncio.get_running_loop()
-        self._loop_time = loop.time
-        self._due = loop.time() + server.simulation.first_s[role]
+        self._paced = bool(simulation.token_s[self._role])
+        self._loop_time = asyncio.get_running_loop().time
+        self._due = self._loop_time() + simulation.prefill(self._role, prompt)
+        self._key = tuple(prompt[: len(prompt) - start])
         self.left = False
 
     def begin(self) -> None:
+        self._simulation.stats.running[self._role] += 1
         self._server.write(_STREAM_HEAD)
         if self._due > self._loop_time():
-            self._server.simulation.clock.wake(self, self._due)
-        elif self._token_s:
-            self.write_due()
+            self._simulation.clock.wake(self, self._due)
         else:
-            self.write_all()
+            self.write_due()
 
     def write_all(self) -> None:
         """As much as the connection takes; called again when it takes more."""
-        frames = self._frames
+        frames, batch = self._frames, self._simulation.batch
         while self._at < self._stop and self._server.takes and not self.left:
-            end = min(self._at + _BATCH, self._stop)
+            end = min(self._at + batch, self._stop)
             self._server.write(_chunked(b"".join(frames[self._at : end])))
-            self._server.simulation.stats.tokens += end - self._at
+            self._simulation.stats.tokens += end - self._at
             self._at = end
         if self._at == self._stop and not self.left:
             self._finish()
@@ -125,24 +151,31 @@ class Stream:
         """All tokens whose time has come; each has its own place on the clock."""
         if self.left:
             return
-        if not self._token_s:
+        if not self._paced:
             self.write_all()
             return
-        now, simulation = self._loop_time(), self._server.simulation
+        now, simulation = self._loop_time(), self._simulation
+        pace = simulation.pace(self._role)
         while self._due <= now and self._at < self._stop:
             self._server.write(_chunked(self._frames[self._at]))
             if self._at in simulation.script.ends:
                 simulation.stats.ended[(*self._key, self._at + 1)] = time.perf_counter()
             simulation.stats.tokens += 1
             self._at += 1
-            self._due += self._token_s
+            self._due += pace
         if self._at == self._stop:
             self._finish()
         else:
             simulation.clock.wake(self, self._due)
 
-    def _finish(self) -> None:
+    def leave(self) -> None:
+        """Writes no more."""
         self.left = True
+        self._simulation.stats.running[self._role] -= 1
+        self._simulation.keep(self._role, self._prompt, self._start, self._at)
+
+    def _finish(self) -> None:
+        self.leave()
         reason = "stop" if self._whole else "length"
         last = ending(chat=self._chat, tokens=self._at - self._start, reason=reason)
         self._server.write(_chunked(last) + b"0\r\n\r\n")
@@ -154,7 +187,8 @@ class Server(asyncio.Protocol):
     def __init__(self, simulation: Simulation, role: int) -> None:
         self.simulation = simulation
         self.takes = True
-        self._role = role
+        self.role = role
+        self._arrived = 0.0
         self._buffer = bytearray()
         self._stream: Stream | None = None
 
@@ -164,7 +198,7 @@ class Server(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._stream is not None and not self._stream.left:
-            self._stream.left = True
+            self._stream.leave()
             self.simulation.stats.aborted += 1
 
     def pause_writing(self) -> None:
@@ -172,10 +206,12 @@ class Server(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.takes = True
-        if self._stream is not None and not self.simulation.token_s[self._role]:
+        if self._stream is not None and not self.simulation.token_s[self.role]:
             self._stream.write_all()
 
     def data_received(self, data: bytes) -> None:
+        if not self._buffer:
+            self._arrived = time.perf_counter()
         self._buffer += data
         while (head := self._buffer.find(b"\r\n\r\n")) >= 0:
             told = _LENGTH.search(self._buffer, 0, head)
@@ -203,7 +239,7 @@ class Server(asyncio.Protocol):
             case "/version":
                 return {"version": "0.11.0"}
             case "/v1/models":
-                model = {"id": NAMES[self._role], "owned_by": "vllm", "max_model_len": 1 << 20}
+                model = {"id": NAMES[self.role], "owned_by": "vllm", "max_model_len": 1 << 20}
                 return {"object": "list", "data": [model]}
             case "/tokenize":
                 messages = body.get("messages")
@@ -217,17 +253,18 @@ class Server(asyncio.Protocol):
         return None
 
     def _decode(self, body: dict[str, Any], *, chat: bool) -> None:
-        stats, start, key = self.simulation.stats, 0, tuple[int, ...]()
+        stats, start = self.simulation.stats, 0
         stats.decodes += 1
-        if not chat:
+        if chat:
+            prompt = self.simulation.prompt(body["messages"])
+        else:
             prompt = body["prompt"]
             start = self._written(prompt)
-            key = tuple(prompt[: len(prompt) - start])
-            ended = stats.ended.pop((*key, start), None)
+            ended = stats.ended.pop((*prompt[: len(prompt) - start], start), None)
             if ended is not None and len(stats.handoffs) < _MAX_HANDOFFS:
-                stats.handoffs.append(time.perf_counter() - ended)
-        stop = start + (body.get("max_tokens") or 1 << 30)
-        self._stream = Stream(self, self._role, key, start, stop, chat=chat)
+                stats.handoffs.append(self._arrived - ended)
+        most = body.get("max_tokens") or body.get("max_completion_tokens")
+        self._stream = Stream(self, prompt, start, most, chat=chat)
         self._stream.begin()
 
     def _written(self, prompt: list[int]) -> int:
@@ -267,6 +304,15 @@ def main() -> None:
     parser.add_argument("--small-run", type=int, default=0, help="tokens of a small segment")
     parser.add_argument("--token-ms", type=two, default=[0, 0], metavar="LARGE[,SMALL]")
     parser.add_argument("--first-ms", type=two, default=[0, 0], metavar="LARGE[,SMALL]")
+    parser.add_argument(
+        "--prefill-us", type=float, default=0, help="a token of the prompt that it does not know"
+    )
+    parser.add_argument(
+        "--slowdown", type=float, default=0, metavar="PERCENT", help="by each other stream"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=16, help="tokens a write, where they take no time"
+    )
     options = parser.parse_args()
     from gateway.server import loop_factory
 

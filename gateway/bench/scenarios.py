@@ -84,6 +84,30 @@ async def throughput(size: Size) -> list[Row]:
     ]  # fmt: skip
 
 
+async def switching(size: Size) -> list[Row]:
+    """Tokens a second, and CPU, of 32 streams of 1 ms a token, by how often they change hands.
+
+    A token takes its time here: engines that take none run far ahead of every handoff.
+    """
+    tokens, streams = size.of(2000), 32
+    count = streams * (tokens + ANSWER + 2)
+    rows: list[Row] = []
+    cpu: dict[int, float] = {}
+    for run in (0, 100, 20):
+        async with staged(tokens=tokens, large_run=run, small_run=run, token_ms="1,1") as stage:
+            await stage.relay()
+            direct = _sound(await stage.direct(streams=streams))
+            before = stage.cpu_s()
+            told = _sound(await stage.relay(streams=streams))
+            cpu[run] = (stage.cpu_s() - before) / count * 1e6
+        rate, base = count / told["seconds"], count / direct["seconds"]
+        what = f"a handoff every {run}" if run else "no handoffs"
+        rows.append(Row("switching", what, rate, "tokens/s", base))
+        rows.append(Row("switching", f"{what}, the gateway's CPU", cpu[run], "us/token"))
+    rows.append(Row("switching", "a handoff's own CPU", (cpu[20] - cpu[0]) * 20, "us"))
+    return rows
+
+
 async def handoffs(size: Size) -> list[Row]:
     """From the writing of a segment's last token to the next decode's request, at the engines."""
     rows = []
@@ -161,9 +185,10 @@ async def streams(size: Size) -> list[Row]:
         async with staged(tokens=tokens, token_ms="25,25") as stage:
             await stage.relay()
             empty = stage.rss_kib()
+            stage.forget_peak()
             direct = await stage.direct(streams=count)
             told = _sound(await stage.relay(streams=count))
-            grown = (stage.rss_kib() - empty) / count
+            grown = (stage.peak_kib() - empty) / count
         at = f"{count:,} stream{'s' if count > 1 else ''}"
         many = count == 2_000
         rows += [
@@ -176,13 +201,52 @@ async def streams(size: Size) -> list[Row]:
     return rows
 
 
+async def workers(size: Size) -> list[Row]:
+    """Tokens a second relayed by one process and by two; engines and load share the machine."""
+    tokens, streams, requests = 2000, 32, size.of(4)
+    count = streams * requests * (tokens + ANSWER + 2)
+    rows: list[Row] = []
+    for processes in (1, 2):
+        async with staged(workers=processes, tokens=tokens) as stage:
+            await stage.relay(streams=streams)
+            before = stage.cpu_s()
+            told = _sound(await stage.relay(streams=streams, requests=requests))
+            cpu = (stage.cpu_s() - before) / count * 1e6
+        what, rate = f"{processes} worker{'s' if processes > 1 else ''}", count / told["seconds"]
+        base = rows[0].value if rows else None
+        rows.append(Row("workers", what, rate, "tokens/s", base))
+        rows.append(Row("workers", f"{what}, CPU of all", cpu, "us/token"))
+    return rows
+
+
+async def long_prompts(size: Size) -> list[Row]:
+    """A prompt of 100,000 tokens: the first token, and what a handoff takes."""
+    words, found = 100_000, dict[str, float]()
+    async with staged(tokens=400, large_run=20, small_run=20, token_ms="1,1") as stage:
+        for name, run in _ways(stage):
+            await run(prompt=words)
+            await stage.engines()
+            told = _sound(await run(prompt=words, requests=size.of(8)))
+            found[name] = median(told["first_ms"])
+        handed = median((await stage.engines())["handoff_ms"])
+    direct = found["direct"]
+    return [
+        Row("long_prompts", "first token, passed through", found["passthrough"], "ms", direct),
+        Row("long_prompts", "first token, relayed", found["relay"], "ms", direct),
+        Row("long_prompts", "a handoff, median", handed, "ms"),
+    ]
+
+
 SCENARIOS: dict[str, Callable[[Size], Awaitable[list[Row]]]] = {
     "first_token": first_token,
     "throughput": throughput,
-    "handoffs": handoffs,
+    "switching": switching,
     "efficiency": efficiency,
+    "handoffs": handoffs,
     "growth": growth,
     "streams": streams,
+    "workers": workers,
+    "long_prompts": long_prompts,
 }
 
 

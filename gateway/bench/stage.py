@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
@@ -38,13 +37,23 @@ class Stage:
 
     def cpu_s(self) -> float:
         """Seconds of CPU that the gateway has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(_ticks, self._pids())) / os.sysconf("SC_CLK_TCK")
 
     def rss_kib(self) -> int:
         """The gateway's resident memory."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize() // 1024
+        return sum(_memory_kib(pid, "VmRSS") for pid in self._pids())
+
+    def forget_peak(self) -> None:
+        for pid in self._pids():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+    def peak_kib(self) -> int:
+        """The most memory that the gateway had since `forget_peak`."""
+        return sum(_memory_kib(pid, "VmHWM") for pid in self._pids())
+
+    def _pids(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [self.pid, *map(int, children.split())]
 
     async def engines(self) -> dict[str, Any]:
         """What the engines did since they were last asked."""
@@ -68,6 +77,16 @@ class Stage:
         return await loaded(self.url, POLICY, **load)
 
 
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _memory_kib(pid: int, name: str) -> int:
+    told = Path(f"/proc/{pid}/status").read_text()
+    return int(told.partition(f"{name}:")[2].split()[0])
+
+
 async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
     """Runs the load generator in a process of its own; what it measured."""
     flags = [part for key, value in load.items() for part in (f"--{key}", str(value))]
@@ -88,7 +107,7 @@ async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def staged(**engine: object) -> AsyncIterator[Stage]:
+async def staged(*, workers: int = 1, **engine: object) -> AsyncIterator[Stage]:
     """Engines with these options (token_ms="25,4"), and a gateway as users run it."""
     flags = [p for k, v in engine.items() for p in (f"--{k.replace('_', '-')}", str(v))]
     async with child("the engines", "gateway.bench.engine", *flags) as engines:
@@ -98,6 +117,7 @@ async def staged(**engine: object) -> AsyncIterator[Stage]:
             arguments = [
                 "gateway", "serve", "--host", HOST, "--port", str(port), "--policy", policy,
                 "--large", f"{large}/v1", "--small", f"{small}/v1", "--config", settings,
+                "--workers", str(workers),
             ]  # fmt: skip
             async with child("the gateway", "gateway.demo.tether", *arguments) as gateway:
                 url = await started(gateway, ready(gateway, f"http://{HOST}:{port}"))
