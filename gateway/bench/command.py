@@ -61,7 +61,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(title="What the gateway costs, in one run")
     table.add_column("scenario", no_wrap=True)
     table.add_column("what")
-    for column in ("value", "unit", "direct", "ratio", "budget"):
+    for column in ("value", "unit", "against", "ratio", "budget"):
         table.add_column(column, justify="right")
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.scenario != row.scenario:

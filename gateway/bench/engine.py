@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections import defaultdict
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import orjson
@@ -30,6 +30,8 @@ _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 _MAX_HANDOFFS = 100_000
+_TEXTS = 64
+"""Prompts that are not tokenized again."""
 
 
 class Clock:
@@ -70,6 +72,7 @@ class Simulation:
         self.slowdown: float = options.slowdown / 100
         self.batch: int = options.batch
         self.prefixes = (PrefixCache(), PrefixCache())
+        self._encoded = lru_cache(maxsize=_TEXTS)(self.script.vocabulary.encode)
         self.stats = Stats()
         self.clock = Clock()
 
@@ -92,7 +95,11 @@ class Simulation:
             self.prefixes[role].add([*prompt, *self.script.ids[start:end]])
 
     def prompt(self, messages: object) -> list[int]:
-        return self.script.vocabulary.encode(f"user {messages} assistant")
+        return self._encoded(f"user {messages} assistant")
+
+    def chat_prompt(self, messages: object) -> list[int]:
+        """For decodes: empty where nothing depends on it, as tokenizing takes a while."""
+        return self.prompt(messages) if self.prefill_s else []
 
     def told(self) -> dict[str, object]:
         stats = self.stats
@@ -256,7 +263,7 @@ class Server(asyncio.Protocol):
         stats, start = self.simulation.stats, 0
         stats.decodes += 1
         if chat:
-            prompt = self.simulation.prompt(body["messages"])
+            prompt = self.simulation.chat_prompt(body["messages"])
         else:
             prompt = body["prompt"]
             start = self._written(prompt)

@@ -112,6 +112,8 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     for client in clients:
         await loop.create_connection(partial(_itself, client), address.hostname, address.port)
+        if options.spread:
+            await asyncio.sleep(options.spread / options.streams)
     await asyncio.gather(*(client.done for client in clients))
     gaps = sorted(gap for client in clients for gap in client.gaps_s)
     return {
@@ -140,6 +142,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1, help="of each stream")
+    parser.add_argument("--spread", type=float, default=0, help="seconds until the last begins")
     parser.add_argument("--prompt", type=int, default=0, help="words of it, besides a few")
     parser.add_argument("--logprobs", type=int, default=0, help="alternatives a token")
     parser.add_argument("--mode", choices=("large", "small"), help="one model alone")

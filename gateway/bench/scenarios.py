@@ -15,7 +15,10 @@ Run = Callable[..., Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number. `direct` is the engine's own without the gateway; `budget` bounds `value`."""
+    """One number. `direct` is the engine's own without the gateway, or another base.
+
+    `budget` bounds `value`.
+    """
 
     scenario: str
     what: str
@@ -112,10 +115,13 @@ async def handoffs(size: Size) -> list[Row]:
     """From the writing of a segment's last token to the next decode's request, at the engines."""
     rows = []
     for streams in (1, 64):
-        async with staged(tokens=400, large_run=20, small_run=20, token_ms="5,5") as stage:
+        # Streams begin one after the other within a segment of each model: they are not in step.
+        async with staged(
+            tokens=size.of(400), large_run=20, small_run=20, token_ms="25,4"
+        ) as stage:
             await stage.relay()
             await stage.engines()
-            _sound(await stage.relay(streams=streams, requests=1 if streams > 1 else size.of(4)))
+            _sound(await stage.relay(streams=streams, spread=20 * 29 / 1e3))
             told = sorted((await stage.engines())["handoff_ms"])
         at = f"{streams} stream{'s' if streams > 1 else ''}"
         half, most = told[len(told) // 2], told[len(told) * 99 // 100]
@@ -130,7 +136,7 @@ async def efficiency(size: Size) -> list[Row]:
     large_ms, small_ms, large_first, small_first, large, small = 25.0, 4.0, 30.0, 10.0, 30, 20
     pieces = size.of(8)
     tokens = pieces * (large + small)
-    options = {
+    options: dict[str, Any] = {
         "tokens": tokens,
         "token_ms": f"{large_ms},{small_ms}",
         "first_ms": f"{large_first},{small_first}",
@@ -224,7 +230,7 @@ async def long_prompts(size: Size) -> list[Row]:
     words, found = 100_000, dict[str, float]()
     async with staged(tokens=400, large_run=20, small_run=20, token_ms="1,1") as stage:
         for name, run in _ways(stage):
-            await run(prompt=words)
+            await run(prompt=words, requests=size.of(8))  # engines know the prompts from here on
             await stage.engines()
             told = _sound(await run(prompt=words, requests=size.of(8)))
             found[name] = median(told["first_ms"])
