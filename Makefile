@@ -1,11 +1,11 @@
-# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench | bench-overload | setup | clean
+# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench | bench-peers | bench-overload | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 FUZZ_SECONDS ?= 15
 
-.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench bench-compare bench-vllm bench-overload setup docs clean
+.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench bench-compare bench-peers bench-vllm bench-overload setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -44,6 +44,9 @@ bench: setup  ## what the gateway costs, on simulated engines (minutes; ARGS=--q
 bench-compare: setup  ## the same against benchmarks/base.json: fails where it became slower
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
+bench-peers: setup  ## the same stream through nginx, LiteLLM and SGLang's router (1 GB to install)
+	$(BIN)/python benchmarks/peers.py $(ARGS)
+
 bench-vllm: setup  ## large, small and relay on two real vLLM servers, in one run
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
 	$(BIN)/python benchmarks/relay_on_vllm.py $(ARGS)
@@ -63,4 +66,4 @@ docs: setup  ## writes the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) .cache .venv-clients .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .cache .venv-clients .venv-peers .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -255,6 +255,8 @@ class Server(asyncio.Protocol):
                 return {"count": len(tokens), "max_model_len": 1 << 20, "tokens": tokens}
             case "/detokenize":
                 return {"prompt": vocabulary.decode(body["tokens"])}
+            case "/health":  # asked by routers
+                return {"status": "ok"}
             case "/stats":
                 return self.simulation.told()
         return None

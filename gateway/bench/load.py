@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 _FIRST = re.compile(rb'(?:content|text)":"[^"]')
 _HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n"
+    b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
 )
 _END = b"\r\n0\r\n\r\n"
 _STREAM = re.compile(rb"HTTP/1.1 200 .*?\r\ncontent-type: *text/event-stream", re.I | re.S)
@@ -53,13 +53,15 @@ class Client(asyncio.Protocol):
         body: dict[str, Any] = {"model": self._options.model, "stream": True, "messages": [message]}
         if self._options.logprobs:
             body |= {"logprobs": True, "top_logprobs": self._options.logprobs}
+        if self._options.max_tokens:
+            body["max_tokens"] = self._options.max_tokens
         if self._options.mode:
             body["relaygen"] = {"mode": self._options.mode}
         data = json.dumps(body).encode()
         self._seen = b""
         self._begun = self._is_stream = False
         self._sent = self._last = time.perf_counter()
-        self._transport.write(_HEAD % len(data) + data)
+        self._transport.write(_HEAD % (self._options.key.encode(), len(data)) + data)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
@@ -142,6 +144,8 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1, help="of each stream")
+    parser.add_argument("--key", default="-", help="the API key")
+    parser.add_argument("--max-tokens", type=int, default=0, help="of each reply")
     parser.add_argument("--spread", type=float, default=0, help="seconds until the last begins")
     parser.add_argument("--prompt", type=int, default=0, help="words of it, besides a few")
     parser.add_argument("--logprobs", type=int, default=0, help="alternatives a token")

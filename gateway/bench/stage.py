@@ -89,7 +89,9 @@ def _memory_kib(pid: int, name: str) -> int:
 
 async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
     """Runs the load generator in a process of its own; what it measured."""
-    flags = [part for key, value in load.items() for part in (f"--{key}", str(value))]
+    flags = [
+        part for key, value in load.items() for part in (f"--{key.replace('_', '-')}", str(value))
+    ]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway.bench.load", "--url", url, "--model", model, *flags,
         stdout=PIPE,
