@@ -23,7 +23,7 @@ from gateway.cli import main as relaygen
 
 BASE = Path(__file__).with_name("base.json")
 WORSE = 1.15
-SCENARIOS = "first_token,throughput,growth"
+SCENARIOS = "first_token,throughput,switching,growth"
 
 
 def ratios(report: Mapping[str, Any]) -> dict[str, float]:
@@ -60,12 +60,17 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="keep this run as the base")
     parser.add_argument("--quick", action="store_true", help="less of everything")
     options = parser.parse_args()
-    report = measured(["--quick"] if options.quick else [])
+    arguments = ["--quick"] if options.quick else []
     if options.record:
-        BASE.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        BASE.write_text(json.dumps(measured(arguments), indent=2) + "\n", encoding="utf-8")
         return 0
+    if not BASE.exists():
+        parser.error(f"there is no {BASE.name} to compare with: record one with --record")
     base = json.loads(BASE.read_text(encoding="utf-8"))
-    worse = regressions(ratios(base), ratios(report))
+    if base["quick"] != options.quick:
+        run = "a quick run" if base["quick"] else "a full run"
+        parser.error(f"{BASE.name} is of {run}, and only another of these compares with it")
+    worse = regressions(ratios(base), ratios(measured(arguments)))
     for line in worse:
         print(f"slower: {line}")
     return 1 if worse else 0

@@ -26,7 +26,11 @@ def run(options: argparse.Namespace) -> int:
     rows = asyncio.run(_rows(_chosen(options.only), size))
     Console().print(_table(rows))
     if options.json:
-        content = {"machine": machine(), "rows": [row.record() for row in rows]}
+        content = {
+            "machine": machine(),
+            "quick": size.quick,
+            "rows": [row.record() for row in rows],
+        }
         Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -7,12 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from openai import AsyncOpenAI
 
 from benchmarks.compare import ratios, regressions
 from gateway.bench.engine import NAMES
+from gateway.bench.prefixes import BLOCK, PrefixCache
 from gateway.bench.script import ANSWER, Script
 from gateway.bench.stage import POLICY, Stage, loaded, staged
 from gateway.cli import main
@@ -79,6 +81,54 @@ async def test_load_notices_what_broke(answer: bytes, errors: int) -> None:
         told = await loaded(f"http://127.0.0.1:{port}", "any")
     assert told["errors"] == errors
     assert told["refused"][9:12] == ("429" if b"429" in answer else "")
+
+
+async def test_streams_end_where_they_are_told_to(stage: Stage) -> None:
+    told = await loaded(stage.large, NAMES[0], max_tokens=3)
+    assert (told["errors"], told["frames"]) == (0, 3 + 2)
+
+
+async def test_engines_remember_prompts_and_what_followed_them() -> None:
+    async with staged(tokens=64, large_run=20, small_run=20, prefill_us=10) as stage:
+        await stage.relay(prompt=160)
+        first = await stage.engines()
+        await stage.relay(prompt=160)
+        second = await stage.engines()
+    assert 2 * 160 < first["prefilled"] < 3 * 160, "each model reads the prompt once"
+    assert first["cached"] > 160, "the large model finds it again after a handoff"
+    again = second["prefilled"] - first["prefilled"]
+    assert again < first["prefilled"] // 4
+    assert second["cached"] - first["cached"] > first["cached"]
+    assert second["running"] == 0
+
+
+async def test_a_client_that_leaves_ends_its_stream() -> None:
+    async with staged(tokens=500, token_ms="20,20") as stage:
+        address = urlsplit(stage.large)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        body = b'{"messages":[{"role":"user","content":"Hi"}],"stream":true}'
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await reader.readuntil(b"data: ")
+        assert (await stage.engines())["running"] == 1
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            while (told := await stage.engines())["running"]:
+                await asyncio.sleep(0.01)
+    assert told["aborted"] == 1
+
+
+def test_whole_blocks_of_a_known_beginning_are_cached() -> None:
+    cache = PrefixCache(blocks=8)
+    prompt = list(range(3 * BLOCK + 5))
+    assert cache.add(prompt) == 0
+    assert cache.add(prompt) == 3 * BLOCK
+    assert cache.add([*prompt[: 2 * BLOCK], *range(1000, 1000 + BLOCK)]) == 2 * BLOCK
+    assert cache.add([7, *prompt]) == 0
+    for start in range(2000, 2000 + 100 * BLOCK, BLOCK):
+        cache.add(list(range(start, start + BLOCK)))
+    assert cache.add(prompt) == 0, "the oldest are forgotten"
 
 
 def test_the_command_writes_what_it_tells(
