@@ -124,6 +124,7 @@ def test_whole_blocks_of_a_known_beginning_are_cached() -> None:
     prompt = list(range(3 * BLOCK + 5))
     assert cache.add(prompt) == 0
     assert cache.add(prompt) == 3 * BLOCK
+    assert cache.add([*range(500, 500 + BLOCK), *prompt[BLOCK:]]) == 0, "what came before differs"
     assert cache.add([*prompt[: 2 * BLOCK], *range(1000, 1000 + BLOCK)]) == 2 * BLOCK
     assert cache.add([7, *prompt]) == 0
     for start in range(2000, 2000 + 100 * BLOCK, BLOCK):
