@@ -124,9 +124,13 @@ def test_whole_blocks_of_a_known_beginning_are_cached() -> None:
     prompt = list(range(3 * BLOCK + 5))
     assert cache.add(prompt) == 0
     assert cache.add(prompt) == 3 * BLOCK
-    assert cache.add([*range(500, 500 + BLOCK), *prompt[BLOCK:]]) == 0, "what came before differs"
     assert cache.add([*prompt[: 2 * BLOCK], *range(1000, 1000 + BLOCK)]) == 2 * BLOCK
     assert cache.add([7, *prompt]) == 0
+    known = PrefixCache()
+    first, other = list(range(2 * BLOCK)), list(range(90, 90 + 2 * BLOCK))
+    known.add(first)
+    known.add(other)
+    assert known.add([*first[:BLOCK], *other[BLOCK:]]) == BLOCK, "what came before differs"
     for start in range(2000, 2000 + 100 * BLOCK, BLOCK):
         cache.add(list(range(start, start + BLOCK)))
     assert cache.add(prompt) == 0, "the oldest are forgotten"
