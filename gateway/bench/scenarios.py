@@ -190,7 +190,7 @@ async def growth(size: Size) -> list[Row]:
 
 async def streams(size: Size) -> list[Row]:
     """Many streams of 25 ms a token: gaps between what a client gets, and memory."""
-    lengths = {1: 100, 32: 200, 256: 400, 2_000: 800}
+    lengths = {1: 100, 32: 200, 256: 400, 2_000: 500}
     rows: list[Row] = []
     for count in (32, 256) if size.quick else lengths:
         rows += await _many(count, lengths[count])
