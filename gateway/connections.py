@@ -65,6 +65,11 @@ class Connections:
         for connection in list(self._open):
             self._close(connection)
 
+    @property
+    def in_use(self) -> int:
+        """Connections that have a request under way."""
+        return len(self._open) - len(self._leaving)
+
     async def send(self, address: Address, request: bytes) -> tuple[Connection, Response]:
         """The answer to a request, from its head on. `release` the connection when done.
 

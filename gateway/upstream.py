@@ -45,7 +45,7 @@ class Upstream:
         bare: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._connections = connections
+        self.connections = connections
         self._address = Address.of(url, tls)
         self.url = url
         self._bare = bare
@@ -95,11 +95,11 @@ class Upstream:
         """
         try:
             request = self._request(method, path, data, headers)
-            connection, response = await self._connections.send(self._address, request)
+            connection, response = await self.connections.send(self._address, request)
             try:
                 yield response
             finally:
-                self._connections.release(self._address, connection)
+                self.connections.release(self._address, connection)
         except GatewayError as error:
             if self._key:
                 error.mask(self._key)

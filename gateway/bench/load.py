@@ -57,6 +57,9 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
+        if not self._seen and not data.startswith(b"HTTP/1.1 200"):
+            self._transport.close()  # counted as errors: this request and those after it
+            return
         if self._begun:
             self.gaps_s.append(now - self._last)
         elif _FIRST.search(self._seen + data):
