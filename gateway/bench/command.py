@@ -20,7 +20,7 @@ from gateway.settings import SettingsError
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0, whatever was measured: `make bench-compare` judges."""
-    size = Size(rounds=1, scale=0.25) if options.quick else Size(rounds=3, scale=1.0)
+    size = Size(rounds=1, scale=0.2) if options.quick else Size(rounds=3, scale=0.5)
     rows = asyncio.run(_rows(_chosen(options.only), size))
     Console().print(_table(rows))
     if options.json:

@@ -113,7 +113,6 @@ async def efficiency(size: Size) -> list[Row]:
     }
     relayed, alone = [], []
     async with staged(**options, large_run=large, small_run=small) as stage:
-        await stage.relay()
         for _ in range(2):
             alone += _sound(await stage.relay(streams=4, mode="large"))["total_ms"]
             relayed += _sound(await stage.relay(streams=4))["total_ms"]
@@ -140,7 +139,6 @@ async def growth(size: Size) -> list[Row]:
             async with staged(
                 tokens=tokens, large_run=run, small_run=run, token_ms="0.5,0.5"
             ) as stage:
-                await stage.relay()
                 before = stage.cpu_s()
                 _sound(await stage.relay(requests=max(1, size.of(8_000) // tokens)))
                 used = stage.cpu_s() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from gateway.bench.engine import NAMES
 from gateway.bench.script import ANSWER, Script
 from gateway.bench.stage import POLICY, Stage, loaded, staged
 from gateway.cli import main
-from tests.gateway.fakes import FakeVllm, Reset, Tokenizer, writes
 
 
 @pytest.fixture
@@ -46,11 +46,22 @@ async def test_load_counts_what_comes(stage: Stage) -> None:
     assert stage.rss_kib() > 1000
 
 
-async def test_load_notices_a_cut() -> None:
-    engine = FakeVllm(writes("a", "b", Reset()), model="big", tokenizer=Tokenizer())
-    await engine.start()
-    told = await loaded(engine.url.removesuffix("/v1"), "big")
-    await engine.stop()
+STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [STREAM + b"5\r\ndata:\r\n", b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"],
+)
+async def test_load_notices_a_cut_and_a_refusal(answer: bytes) -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(cut, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = await loaded(f"http://127.0.0.1:{port}", "any")
     assert told["errors"] == 1
 
 
