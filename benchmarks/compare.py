@@ -64,6 +64,9 @@ def main() -> int:
     if options.record:
         BASE.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         return 0
+    if not BASE.exists():
+        print(f"{BASE} is not there: record a run on this machine first, with --record")
+        return 2
     base = json.loads(BASE.read_text(encoding="utf-8"))
     worse = regressions(ratios(base), ratios(report))
     for line in worse:

@@ -118,9 +118,10 @@ async def efficiency(size: Size) -> list[Row]:
             relayed += _sound(await stage.relay(streams=4))["total_ms"]
     # The last small segment is the answer's, after </think>, which the large model writes.
     by_large, by_small = pieces * large + 2, pieces * small + ANSWER
-    ideal = by_large * large_ms + by_small * small_ms
-    ideal += (pieces + 1) * (large_first + small_first) - large_ms
-    amdahl = (by_large + by_small) * large_ms / ideal
+    decodes = pieces + 1  # of each model; the first token of each takes the first-token time
+    ideal = (by_large - decodes) * large_ms + (by_small - decodes) * small_ms
+    ideal += decodes * (large_first + small_first)
+    amdahl = (large_first + (by_large + by_small - 1) * large_ms) / ideal
     wall = median(relayed)
     return [
         Row("efficiency", "ideal / relayed", ideal / wall, "", None, ">= 0.95"),
