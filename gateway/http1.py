@@ -50,14 +50,26 @@ class Response:
 class _Answer:
     """One answer being read: what the parser calls. Interim ones (1xx) before it pass by."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bodiless: bool) -> None:
+        self._bodiless = bodiless
+        self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.chunks: list[bytes] = []
         self.on_body = self.chunks.append
         self.headed = False
         self.complete = False
         self.keeps_alive = False
-        self.parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError."""
+        if self._parser is not None:
+            self._parser.feed_data(data)
+
+    def let_go(self) -> None:
+        """No more will come. Else it and its parser would hold each other, and wait for the garbage
+        collector, with all that they read."""
+        self._parser = None
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -67,13 +79,18 @@ class _Answer:
         self.headers.add(name.decode("latin-1"), value.decode(errors="surrogateescape"))
 
     def on_headers_complete(self) -> None:
-        self.headed = self.parser.get_status_code() >= 200
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        self.headed = self.status >= 200
         if not self.headed:
             self.headers.clear()
+        elif self._bodiless:
+            self.complete = True
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
         self.complete = self.headed
-        self.keeps_alive = self.parser.should_keep_alive()  # it knows for no longer than this
+        self.keeps_alive = self._parser.should_keep_alive()  # it knows for no longer than this
 
     @property
     def until_closed(self) -> bool:
@@ -101,10 +118,10 @@ class Connection(asyncio.Protocol):
 
     # ---- a request and its answer ---------------------------------------------------------------
 
-    async def send(self, request: bytes) -> Response:
+    async def send(self, request: bytes, *, bodiless: bool = False) -> Response:
         """Raises DisconnectedError where nothing came back, UpstreamError where it broke."""
         assert self._transport is not None
-        answer = self._answer = _Answer()
+        answer = self._answer = _Answer(bodiless=bodiless)
         self._heard = self._loop.time()
         if self._silence is None:
             self._silence = self._loop.call_later(self._idle_s, self._look)
@@ -113,7 +130,7 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
-        return Response(self, answer.parser.get_status_code(), answer.headers)
+        return Response(self, answer.status, answer.headers)
 
     async def read(self) -> bytes:
         """What has come of the body since; b"" at its end."""
@@ -151,6 +168,8 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """No request is under way: nothing is waited for."""
+        if self._answer is not None:
+            self._answer.let_go()
         self._answer = None
         self._waiting_bytes = 0
         self._resume()
@@ -160,6 +179,8 @@ class Connection(asyncio.Protocol):
         """Ends the connection now: an engine takes that for the end of the request."""
         self.closed = True
         self._listen_no_more()
+        if self._answer is not None:  # what came may still be read
+            self._answer.let_go()
         if self._transport is not None:
             self._transport.abort()
 
@@ -187,7 +208,7 @@ class Connection(asyncio.Protocol):
             return
         self._heard = self._loop.time()
         try:
-            answer.parser.feed_data(data)
+            answer.feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(self._broke(f"no HTTP: {error}"))
             return
