@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from email.message import Message
+from functools import partial
 from typing import cast
 
 import httptools
@@ -109,7 +110,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: _Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._error: UpstreamError | DisconnectedError | None = None
+        self._broken: Callable[[], Exception] | None = None
+        """Makes the error to be raised: one that is kept would hold all frames that it came by."""
         self._waiting_bytes = 0
         self._paused = False
         self._heard = 0.0
@@ -127,8 +129,8 @@ class Connection(asyncio.Protocol):
             self._silence = self._loop.call_later(self._idle_s, self._look)
         self._transport.write(request)
         while not answer.headed:
-            if self._error is not None:
-                raise self._error
+            if self._broken is not None:
+                raise self._broken()
             await self._wait()
         return Response(self, answer.status, answer.headers)
 
@@ -140,8 +142,8 @@ class Connection(asyncio.Protocol):
         while not chunks:
             if answer.complete:
                 return b""
-            if self._error is not None:
-                raise self._error
+            if self._broken is not None:
+                raise self._broken()
             await self._wait()
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -154,7 +156,7 @@ class Connection(asyncio.Protocol):
     def under_way(self) -> bool:
         """Whether an answer has begun, and neither ended nor broken."""
         answer = self._answer
-        if answer is None or self.closed or self._error is not None:
+        if answer is None or self.closed or self._broken is not None:
             return False
         return answer.headed and not answer.complete
 
@@ -162,7 +164,7 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether the answer is over and the next request may be sent."""
         answer = self._answer
-        if self.closed or answer is None or self._error is not None:
+        if self.closed or answer is None or self._broken is not None:
             return False
         return answer.complete and answer.keeps_alive
 
@@ -203,18 +205,18 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None or answer.complete or self._error is not None:
-            self._fail(None)  # nobody asked for it: the next answer would not be ours
+        if answer is None or answer.complete or self._broken is not None:
+            self.close()  # nobody asked for it: the next answer would not be ours
             return
         self._heard = self._loop.time()
         try:
             answer.feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(self._broke(f"no HTTP: {error}"))
+            self._fail(partial(_broke, self._url, f"no HTTP: {error}"))
             return
         self._waiting_bytes += len(data)
         if not answer.headed and self._waiting_bytes > _MAX_HEAD:
-            self._fail(self._broke(f"a head of over {_MAX_HEAD} bytes"))
+            self._fail(partial(_broke, self._url, f"a head of over {_MAX_HEAD} bytes"))
             return
         if self._waiting_bytes > _HIGH_WATER and not self._paused and not answer.complete:
             assert self._transport is not None
@@ -231,28 +233,20 @@ class Connection(asyncio.Protocol):
         if answer is not None and not answer.complete:
             if answer.headed and answer.until_closed and error is None:
                 answer.complete = True
-            elif self._error is None:
-                self._error = self._lost(answer, error)
+            elif self._broken is None:
+                self._broken = self._lost(answer, error)
         self._wake()
         self._listen_no_more()
 
-    def _lost(self, answer: _Answer, error: Exception | None) -> UpstreamError | DisconnectedError:
-        if not answer.headed and not self._waiting_bytes:
-            return DisconnectedError(str(error or "closed by the engine"))
+    def _lost(self, answer: _Answer, error: Exception | None) -> Callable[[], Exception]:
         if answer.headed:
-            return UpstreamError(
-                f"The engine at {self._url} cut the connection in the middle of its answer",
-                code="engine_disconnected",
-            ).of("truncated")
-        return self._broke(str(error or "closed in the middle of a head"))
+            return partial(_cut, self._url)
+        if self._waiting_bytes:
+            return partial(_broke, self._url, str(error or "closed in the middle of a head"))
+        return partial(DisconnectedError, str(error or "closed by the engine"))
 
-    def _broke(self, why: str) -> UpstreamError:
-        return UpstreamError(
-            f"The connection to the engine at {self._url} broke: {why}", code="engine_disconnected"
-        ).of("reset")
-
-    def _fail(self, error: UpstreamError | None) -> None:
-        self._error = self._error or error
+    def _fail(self, broken: Callable[[], Exception]) -> None:
+        self._broken = self._broken or broken
         self.close()
         self._wake()
 
@@ -276,10 +270,19 @@ class Connection(asyncio.Protocol):
             self._silence = self._loop.call_later(left, self._look)
             return
         self._silence = None
-        self._fail(
-            UpstreamError(
-                f"The engine at {self._url} sent nothing for too long (timeouts.idle)",
-                status=504,
-                code="engine_timeout",
-            ).of("timeout")
-        )
+        self._fail(partial(_silent, self._url))
+
+
+def _cut(url: str) -> UpstreamError:
+    message = f"The engine at {url} cut the connection in the middle of its answer"
+    return UpstreamError(message, code="engine_disconnected").of("truncated")
+
+
+def _broke(url: str, why: str) -> UpstreamError:
+    message = f"The connection to the engine at {url} broke: {why}"
+    return UpstreamError(message, code="engine_disconnected").of("reset")
+
+
+def _silent(url: str) -> UpstreamError:
+    message = f"The engine at {url} sent nothing for too long (timeouts.idle)"
+    return UpstreamError(message, status=504, code="engine_timeout").of("timeout")
