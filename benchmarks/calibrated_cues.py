@@ -30,13 +30,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gateway.backends import ReplicaSet
+from gateway.connections import Connections
 from gateway.demo.problems import Problem, is_right, problems
 from gateway.demo.processes import tiny_pair
 from gateway.generation import prepared
 from gateway.openai_api import parse_chat
 from gateway.policies import read_policy
 from gateway.settings import Backend, Timeouts
-from gateway.upstream import client_session
 from relaygen.boundaries import BoundaryMatcher, BoundarySet
 from relaygen.cues import CueMatcher, CueSet, Cut
 from relaygen.events import Delta, Failed
@@ -174,7 +174,7 @@ async def main() -> None:
     singles = [cue for cue in ranked if " " not in cue and not cue.endswith(",")]
     asked = problems(options.problems, options.seed)
     trial = problems(20, options.seed + 1)
-    async with tiny_pair() as (large, small), client_session(Timeouts()) as session:
+    async with tiny_pair() as (large, small), Connections(Timeouts()) as session:
         backends = {
             role: ReplicaSet(role, Backend(urls=(f"{url}/v1",)), session, 5.0)
             for role, url in (("large", large), ("small", small))

@@ -50,6 +50,7 @@ class Connections:
         self._open: set[Connection] = set()
         self._leaving: dict[Connection, asyncio.TimerHandle] = {}
         self._opening: dict[Address, asyncio.Task[None]] = {}
+        self._ended = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,13 +61,25 @@ class Connections:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for task in list(self._opening.values()):
+        self._ended = True
+        replacing = list(self._opening.values())
+        for task in replacing:
             task.cancel()
+        await asyncio.gather(*replacing, return_exceptions=True)
         for connection in list(self._open):
             self._close(connection)
 
-    async def send(self, address: Address, request: bytes) -> tuple[Connection, Response]:
+    @property
+    def in_use(self) -> int:
+        """Connections that have a request under way."""
+        return len(self._open) - len(self._leaving)
+
+    async def send(
+        self, address: Address, request: bytes, *, bodiless: bool = False
+    ) -> tuple[Connection, Response]:
         """The answer to a request, from its head on. `release` the connection when done.
+
+        `bodiless`: the answer is its head alone, whatever that says (HEAD).
 
         Raises UpstreamError where the engine can't be reached or breaks the connection.
         """
@@ -76,7 +89,7 @@ class Connections:
             if connection is None:
                 connection = await self._opened(address)
             try:
-                return connection, await connection.send(request)
+                return connection, await connection.send(request, bodiless=bodiless)
             except DisconnectedError as error:
                 # An engine may close an idle connection just as we write to it. That one is gone
                 # now; the others may be as dead, a fresh one is not.
@@ -96,7 +109,7 @@ class Connections:
             connection.rest()
             self._keep(address, connection)
             return
-        cut = connection.under_way
+        cut = connection.under_way and not self._ended
         self._close(connection)
         if cut and not self._idle[address] and address not in self._opening:
             self._opening[address] = asyncio.create_task(self._replace(address))

@@ -149,6 +149,7 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
         yield generations
     finally:
         for generation in generations:
+            generation.session.holds = frozenset  # else the two would hold each other
             generation.seats.leave()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from email.message import Message
+from functools import partial
 from typing import cast
 
 import httptools
@@ -50,14 +51,26 @@ class Response:
 class _Answer:
     """One answer being read: what the parser calls. Interim ones (1xx) before it pass by."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bodiless: bool) -> None:
+        self._bodiless = bodiless
+        self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.chunks: list[bytes] = []
         self.on_body = self.chunks.append
         self.headed = False
         self.complete = False
         self.keeps_alive = False
-        self.parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError."""
+        if self._parser is not None:
+            self._parser.feed_data(data)
+
+    def let_go(self) -> None:
+        """No more will come. Else it and its parser would hold each other, and wait for the garbage
+        collector, with all that they read."""
+        self._parser = None
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -67,13 +80,18 @@ class _Answer:
         self.headers.add(name.decode("latin-1"), value.decode(errors="surrogateescape"))
 
     def on_headers_complete(self) -> None:
-        self.headed = self.parser.get_status_code() >= 200
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        self.headed = self.status >= 200
         if not self.headed:
             self.headers.clear()
+        elif self._bodiless:
+            self.complete = True
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
         self.complete = self.headed
-        self.keeps_alive = self.parser.should_keep_alive()  # it knows for no longer than this
+        self.keeps_alive = self._parser.should_keep_alive()  # it knows for no longer than this
 
     @property
     def until_closed(self) -> bool:
@@ -92,7 +110,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: _Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._error: UpstreamError | DisconnectedError | None = None
+        self._broken: Callable[[], Exception] | None = None
+        """Makes the error to be raised: one that is kept would hold all frames that it came by."""
         self._waiting_bytes = 0
         self._paused = False
         self._heard = 0.0
@@ -101,19 +120,19 @@ class Connection(asyncio.Protocol):
 
     # ---- a request and its answer ---------------------------------------------------------------
 
-    async def send(self, request: bytes) -> Response:
+    async def send(self, request: bytes, *, bodiless: bool = False) -> Response:
         """Raises DisconnectedError where nothing came back, UpstreamError where it broke."""
         assert self._transport is not None
-        answer = self._answer = _Answer()
+        answer = self._answer = _Answer(bodiless=bodiless)
         self._heard = self._loop.time()
         if self._silence is None:
             self._silence = self._loop.call_later(self._idle_s, self._look)
         self._transport.write(request)
         while not answer.headed:
-            if self._error is not None:
-                raise self._error
+            if self._broken is not None:
+                raise self._broken()
             await self._wait()
-        return Response(self, answer.parser.get_status_code(), answer.headers)
+        return Response(self, answer.status, answer.headers)
 
     async def read(self) -> bytes:
         """What has come of the body since; b"" at its end."""
@@ -123,8 +142,8 @@ class Connection(asyncio.Protocol):
         while not chunks:
             if answer.complete:
                 return b""
-            if self._error is not None:
-                raise self._error
+            if self._broken is not None:
+                raise self._broken()
             await self._wait()
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -137,7 +156,7 @@ class Connection(asyncio.Protocol):
     def under_way(self) -> bool:
         """Whether an answer has begun, and neither ended nor broken."""
         answer = self._answer
-        if answer is None or self.closed or self._error is not None:
+        if answer is None or self.closed or self._broken is not None:
             return False
         return answer.headed and not answer.complete
 
@@ -145,12 +164,14 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether the answer is over and the next request may be sent."""
         answer = self._answer
-        if self.closed or answer is None or self._error is not None:
+        if self.closed or answer is None or self._broken is not None:
             return False
         return answer.complete and answer.keeps_alive
 
     def rest(self) -> None:
         """No request is under way: nothing is waited for."""
+        if self._answer is not None:
+            self._answer.let_go()
         self._answer = None
         self._waiting_bytes = 0
         self._resume()
@@ -160,6 +181,8 @@ class Connection(asyncio.Protocol):
         """Ends the connection now: an engine takes that for the end of the request."""
         self.closed = True
         self._listen_no_more()
+        if self._answer is not None:  # what came may still be read
+            self._answer.let_go()
         if self._transport is not None:
             self._transport.abort()
 
@@ -182,18 +205,18 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None or answer.complete or self._error is not None:
-            self._fail(None)  # nobody asked for it: the next answer would not be ours
+        if answer is None or answer.complete or self._broken is not None:
+            self.close()  # nobody asked for it: the next answer would not be ours
             return
         self._heard = self._loop.time()
         try:
-            answer.parser.feed_data(data)
+            answer.feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(self._broke(f"no HTTP: {error}"))
+            self._fail(partial(_broke, self._url, f"no HTTP: {error}"))
             return
         self._waiting_bytes += len(data)
         if not answer.headed and self._waiting_bytes > _MAX_HEAD:
-            self._fail(self._broke(f"a head of over {_MAX_HEAD} bytes"))
+            self._fail(partial(_broke, self._url, f"a head of over {_MAX_HEAD} bytes"))
             return
         if self._waiting_bytes > _HIGH_WATER and not self._paused and not answer.complete:
             assert self._transport is not None
@@ -210,28 +233,20 @@ class Connection(asyncio.Protocol):
         if answer is not None and not answer.complete:
             if answer.headed and answer.until_closed and error is None:
                 answer.complete = True
-            elif self._error is None:
-                self._error = self._lost(answer, error)
+            elif self._broken is None:
+                self._broken = self._lost(answer, error)
         self._wake()
         self._listen_no_more()
 
-    def _lost(self, answer: _Answer, error: Exception | None) -> UpstreamError | DisconnectedError:
-        if not answer.headed and not self._waiting_bytes:
-            return DisconnectedError(str(error or "closed by the engine"))
+    def _lost(self, answer: _Answer, error: Exception | None) -> Callable[[], Exception]:
         if answer.headed:
-            return UpstreamError(
-                f"The engine at {self._url} cut the connection in the middle of its answer",
-                code="engine_disconnected",
-            ).of("truncated")
-        return self._broke(str(error or "closed in the middle of a head"))
+            return partial(_cut, self._url)
+        if self._waiting_bytes:
+            return partial(_broke, self._url, str(error or "closed in the middle of a head"))
+        return partial(DisconnectedError, str(error or "closed by the engine"))
 
-    def _broke(self, why: str) -> UpstreamError:
-        return UpstreamError(
-            f"The connection to the engine at {self._url} broke: {why}", code="engine_disconnected"
-        ).of("reset")
-
-    def _fail(self, error: UpstreamError | None) -> None:
-        self._error = self._error or error
+    def _fail(self, broken: Callable[[], Exception]) -> None:
+        self._broken = self._broken or broken
         self.close()
         self._wake()
 
@@ -255,10 +270,19 @@ class Connection(asyncio.Protocol):
             self._silence = self._loop.call_later(left, self._look)
             return
         self._silence = None
-        self._fail(
-            UpstreamError(
-                f"The engine at {self._url} sent nothing for too long (timeouts.idle)",
-                status=504,
-                code="engine_timeout",
-            ).of("timeout")
-        )
+        self._fail(partial(_silent, self._url))
+
+
+def _cut(url: str) -> UpstreamError:
+    message = f"The engine at {url} cut the connection in the middle of its answer"
+    return UpstreamError(message, code="engine_disconnected").of("truncated")
+
+
+def _broke(url: str, why: str) -> UpstreamError:
+    message = f"The connection to the engine at {url} broke: {why}"
+    return UpstreamError(message, code="engine_disconnected").of("reset")
+
+
+def _silent(url: str) -> UpstreamError:
+    message = f"The engine at {url} sent nothing for too long (timeouts.idle)"
+    return UpstreamError(message, status=504, code="engine_timeout").of("timeout")

@@ -73,15 +73,11 @@ class _Leaving:
     def soon(self, decode: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         """The decode to be read now; the one before is closed once this waits for its engine."""
         if self._decode is not None:
-            task = asyncio.ensure_future(_closed(self._decode))
+            task = asyncio.ensure_future(self._decode.aclose())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         self._decode = decode
         return decode
-
-
-async def _closed(decode: AsyncGenerator[Event]) -> None:
-    await decode.aclose()
 
 
 async def _after(

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from multidict import CIMultiDict
 
 from gateway.connections import Address, Connections
 from gateway.errors import BusyError, GatewayError, RequestError, UpstreamError
@@ -22,6 +23,8 @@ _HEADERS = {
     "User-Agent": "relaygen",
 }
 _NO_HEADERS: Mapping[str, str] = {}
+_HEADS = 16
+"""Heads of requests that are kept; the gateway's own are fewer, clients may think of any path."""
 _BREAKS = re.compile(r"[\r\n\0]")
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_DIGITS = 5  # of a Retry-After: a day
@@ -45,7 +48,7 @@ class Upstream:
         bare: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._connections = connections
+        self.connections = connections
         self._address = Address.of(url, tls)
         self.url = url
         self._bare = bare
@@ -95,11 +98,14 @@ class Upstream:
         """
         try:
             request = self._request(method, path, data, headers)
-            connection, response = await self._connections.send(self._address, request)
+            bodiless = method == "HEAD"
+            connection, response = await self.connections.send(
+                self._address, request, bodiless=bodiless
+            )
             try:
                 yield response
             finally:
-                self._connections.release(self._address, connection)
+                self.connections.release(self._address, connection)
         except GatewayError as error:
             if self._key:
                 error.mask(self._key)
@@ -108,12 +114,11 @@ class Upstream:
     def _request(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> bytes:
-        if headers:
+        head = None if headers else self._heads.get((method, path))
+        if head is None:
             head = self._written(method, path, headers)
-        elif (known := self._heads.get((method, path))) is not None:
-            head = known
-        else:
-            head = self._heads[method, path] = self._written(method, path, headers)
+            if not headers and len(self._heads) < _HEADS:
+                self._heads[method, path] = head
         if data is None:
             return head + b"\r\n"
         return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data)
@@ -122,7 +127,9 @@ class Upstream:
         """A request's head, but for the length of its body."""
         if self._bare:
             path = path.removeprefix("/v1")
-        fields = {**_HEADERS, **headers, **self._head}
+        fields = CIMultiDict(_HEADERS)
+        fields.update(headers)
+        fields.update(self._head)
         lines = [f"{method} {self._base}{path} HTTP/1.1", *map(": ".join, fields.items()), ""]
         if any(_BREAKS.search(line) for line in lines):
             raise RequestError("A header or the path has a line break, which can't be passed on")

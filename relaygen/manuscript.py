@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from relaygen.automaton import Automaton
 from relaygen.events import Delta, DeltaKind, Piece, Role
 from relaygen.kept import KeptText
-from relaygen.quiet import QuietRun
 from relaygen.transcript import Transcript
 from relaygen.usage import Ledger
 
@@ -42,10 +41,10 @@ class Manuscript:
         """Of text that the guard lets through."""
         return self._transcript.kind
 
-    def keep_run(self, role: Role, run: QuietRun) -> None:
-        """Keep what the run took; its text has been passed on."""
-        self._count(role, run.count)
-        self.kept.add_run(run.texts, run.ids)
+    def keep_run(self, role: Role, count: int, texts: list[str], ids: list[int] | None) -> None:
+        """Keep what a run took, so many tokens; its text has been passed on."""
+        self._count(role, count)
+        self.kept.add_run(texts, ids)
 
     def pass_on(self, delta: Delta) -> None:
         """Text that the guard lets through."""
@@ -70,6 +69,17 @@ class Manuscript:
     def take_lagging(self) -> list[Piece]:
         lagging, self._lagging = self._lagging, []
         return lagging
+
+    def ended(self, told: int | None, received: int, *, large: bool, guessed: bool) -> int:
+        """A decode is over, of `told` tokens: how many have no text, as its end has none."""
+        lagging = self.lagging
+        self._lagging = []
+        if told is None:
+            return lagging
+        if guessed:  # now it is told how many they were
+            self.ledger.keep(told - received, large=large)
+            return 0
+        return max(0, told - received) + lagging
 
     def begin_segment(self) -> None:
         self.segment_tokens = 0

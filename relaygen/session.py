@@ -7,7 +7,6 @@ ended by `resume()`, or by DecodeFailed where nobody can go on.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, assert_never
@@ -34,7 +33,8 @@ from relaygen.kept import KeptText
 from relaygen.limits import Limits
 from relaygen.manuscript import Manuscript
 from relaygen.policy import Policy
-from relaygen.quiet import QuietRun
+from relaygen.quiet import QuietRun, open_run
+from relaygen.rules import Rules
 from relaygen.state import State, Trigger, after
 from relaygen.stops import StopMatcher
 from relaygen.thinking import Phase, ThinkingSplitter
@@ -77,6 +77,7 @@ class RelaySession:
         self._close_ids = close_ids
         self._delegate = delegate
         self._splitter = ThinkingSplitter(policy.thinking.open, policy.thinking.close, phase)
+        self._rules = Rules(policy, limits, self._splitter, delegate=delegate)
         stops = StopMatcher(limits.stops, include=limits.include_stop)
         transcript = Transcript(self._splitter, stops, policy.stops)
         kept = KeptText(with_ids=handoff == "tokens", move_blanks=move_blanks)
@@ -134,15 +135,9 @@ class RelaySession:
         self.decoding = True
         self._received = 0
         self._guessed = False
-        left = self.left
-        return DecodeRequest(
-            role=self.role,
-            segment=self.segment,
-            prefix=self._written.kept.prefix(),
-            max_tokens=left.max_tokens,
-            min_tokens=left.min_tokens,
-            seed=left.seed,
-        )
+        left, prefix = self.left, self._written.kept.prefix()
+        asked = (left.max_tokens, left.min_tokens, left.seed)
+        return DecodeRequest(self.role, self.segment, prefix, *asked)
 
     def receive(self, event: Event) -> list[Output]:
         """Take one event of the open decode; returns what it brings for the client.
@@ -227,13 +222,17 @@ class RelaySession:
 
     def _quiet(self, pieces: tuple[Piece, ...]) -> Delta | None:
         """Takes the first pieces where nothing happens in them."""
-        if self._run is None:
-            self._run = self._open_run()
-        return self._run.take(pieces) if self._run is not None else None
+        run = self._run
+        if run is None:
+            where = (self.state, self._writing)
+            run = open_run(self._written, self._cutter, self._rules, *where, guessed=self._guessed)
+            self._run = run
+        return run.take(pieces) if run is not None else None
 
     def _single(self, piece: Piece) -> None:
         written = self._written
-        if self._overrun(piece):
+        kept = written.ledger.kept + written.lagging
+        if self._rules.overrun(kept, piece, guessed=self._guessed):
             written.discard([*written.take_lagging(), piece])
             self._finish(Trigger.LIMIT, "length")
             return
@@ -243,51 +242,17 @@ class RelaySession:
         else:
             written.lag(piece)
 
-    def _open_run(self) -> QuietRun | None:
-        """A run of tokens after the last one; None where it takes a closer look."""
-        guard, finder = self._written.guard, self._cutter.finder(self.state)
-        if guard is None or finder is None or not self._goes_by_itself:
-            return None
-        return QuietRun(
-            guard,
-            finder,
-            self._room,
-            ids=self._written.kept.ids is not None,
-            writer=(self.role, self.segment),
-            kind=self._written.kind,
-        )
+    @property
+    def _writing(self) -> tuple[Role, int]:
+        return self.role, self.segment
 
     def _settle(self) -> Manuscript:
         """The open run ends, and what it took is kept."""
         if (run := self._run) is not None:
             self._run = None
             self._received += run.count
-            self._cutter.passed(self.state, "".join(run.texts), run.at)
-            self._written.keep_run(self.role, run)
+            run.settle(self._written, self._cutter, self.state)
         return self._written
-
-    @property
-    def _goes_by_itself(self) -> bool:
-        """Whether a token that ends nothing leaves everything as it is."""
-        answers = self._splitter.phase is Phase.ANSWER
-        return self.state is State.ANSWER or (self._relaying and not (answers and self._delegate))
-
-    @property
-    def _room(self) -> int:
-        """How many tokens may come before a limit is reached."""
-        room, limit = sys.maxsize, self._limits.max_tokens
-        if limit is not None and not self._guessed:
-            room = limit - self._written.ledger.kept
-        if self.state is State.SMALL:
-            longest = self._policy.max_small_tokens
-            room = min(room, longest - self._written.segment_tokens - 1)
-        return room
-
-    def _overrun(self, piece: Piece) -> bool:
-        """Whether the engine goes on after the last token that it was asked for."""
-        end_of_turn = not piece.text  # it may follow the last token
-        kept = self._written.ledger.kept + self._written.lagging
-        return not self._guessed and self._limits.spent(kept - end_of_turn)
 
     def _piece(self, piece: Piece) -> None:
         cut = self._find_cut(piece.text)
@@ -299,22 +264,13 @@ class RelaySession:
         text = piece.text[: cut.keep] if cut else piece.text
         if self._delegate and (end := self._splitter.closes_at(text)) is not None:
             text = text[:end]
-        self._written.keep((self.role, self.segment), pieces, text)
+        self._written.keep(self._writing, pieces, text)
         self._advance(cut, whole=text == piece.text)
 
     def _find_cut(self, text: str) -> Cut | None:
-        armed = self.role.other not in self.holds()
-        if armed and self.state is State.LARGE:
-            before = self._written.segment_tokens + self._written.lagging
-            armed = before >= self._policy.min_large_tokens and self._relaying
+        before = self._written.segment_tokens + self._written.lagging
+        armed = self._rules.armed(self.state, before, self.role.other, self.holds())
         return self._cutter.push(self.state, text, armed=armed)
-
-    @property
-    def _relaying(self) -> bool:
-        phase = self._splitter.phase
-        if phase is Phase.ANSWER:
-            return self._policy.plain == "relay" and not self._splitter.thought
-        return phase is Phase.THINKING
 
     # ---- what follows from a kept token ---------------------------------------------------------
 
@@ -323,27 +279,20 @@ class RelaySession:
             self._finish(Trigger.STOP, "stop")
         elif self.state is State.ANSWER:
             return
-        elif self._splitter.phase is Phase.ANSWER and (self._delegate or not self._relaying):
+        elif self._splitter.phase is Phase.ANSWER and (self._delegate or not self._rules.relaying):
             self._answer(whole=whole)
         elif cut:
-            self._hand_over(
-                Trigger.CUE if self.state is State.LARGE else Trigger.BOUNDARY, cut.text
-            )
-        elif self._full:
+            trigger = Trigger.CUE if self.state is State.LARGE else Trigger.BOUNDARY
+            self._hand_over(trigger, cut.text)
+        elif self._rules.full(self.state, self._written.segment_tokens, self.holds()):
             self._hand_over(Trigger.BOUNDARY, "")
-
-    @property
-    def _full(self) -> bool:
-        """Whether a small segment has become as long as it may."""
-        long = self._written.segment_tokens >= self._policy.max_small_tokens
-        return long and self.state is State.SMALL and Role.LARGE not in self.holds()
 
     def _answer(self, *, whole: bool) -> None:
         if self._delegate:
             self._delegated()
         elif not self._splitter.thought:
             self._move(Trigger.PLAIN)
-        elif self.role is self._answerer and whole:
+        elif self.role is self._rules.answerer(self.holds()) and whole:
             self._move(Trigger.THINK_END)  # its stream simply goes on
         else:
             self._hand_over(Trigger.THINK_END, self._policy.thinking.close)
@@ -382,13 +331,8 @@ class RelaySession:
         if trigger in (Trigger.EMPTY, Trigger.FALLBACK):
             return self.role.other
         if self.state is State.ANSWER:
-            return self._answerer
+            return self._rules.answerer(self.holds())
         return Role.SMALL if self.state is State.SMALL else Role.LARGE
-
-    @property
-    def _answerer(self) -> Role:
-        answer = self._policy.answer
-        return answer.other if answer in self.holds() else answer
 
     @property
     def _spent(self) -> bool:
@@ -398,16 +342,12 @@ class RelaySession:
 
     def _decode_finished(self, event: DecodeFinished) -> None:
         self.decoding = False
-        unseen = max(0, event.tokens - self._received) if event.tokens is not None else 0
-        ending = unseen + self._written.lagging
-        self._written.take_lagging()
-        large, ledger = self.role is Role.LARGE, self._written.ledger
-        if self._guessed and event.tokens is not None:  # now it is told how many they were
-            ledger.keep(event.tokens - self._received, large=large)
-            self._guessed, ending = False, 0
+        large, written = self.role is Role.LARGE, self._written
+        ending = written.ended(event.tokens, self._received, large=large, guessed=self._guessed)
+        self._guessed = self._guessed and event.tokens is None
         if event.reason == "stop" and self._goes_on(ending):
             return
-        ledger.keep(ending, large=large)
+        written.ledger.keep(ending, large=large)
         if event.reason == "length":
             self._finish(Trigger.LIMIT, "length")
         else:
@@ -415,37 +355,27 @@ class RelaySession:
 
     def _goes_on(self, ending: int) -> bool:
         """Whether the generation outlives the model's end of turn; if so, hands over."""
-        inside = self.state in (State.LARGE, State.SMALL)
-        if self.state is State.SMALL and Role.LARGE not in self.holds():
-            trigger = Trigger.BOUNDARY
-        elif inside and self._splitter.phase is Phase.THINKING:
-            self._close_thinking()
-            if self._delegate:
-                self._written.ledger.discarded += ending
-                self._delegated()
-                return True
-            trigger = Trigger.UNCLOSED
-        elif self.state is State.ANSWER and self._answer_is_missing():
-            trigger = Trigger.EMPTY
-        else:
+        empty = self._solo is None and self._written.decode_tokens == 0
+        trigger = self._rules.outlives(self.state, self.role, self.holds(), empty=empty)
+        if trigger is None:
             return False
         self._written.ledger.discarded += ending
+        if trigger is Trigger.UNCLOSED:
+            self._close_thinking()
+            if self._delegate:
+                self._delegated()
+                return True
         self._hand_over(trigger, "")
         return True
 
-    def _answer_is_missing(self) -> bool:
-        empty = self._written.decode_tokens == 0 and Role.LARGE not in self.holds()
-        return self._solo is None and self.role is Role.SMALL and empty
-
     def _close_thinking(self) -> None:
-        text = "\n" + self._policy.thinking.close
-        tokens = len(self._close_ids) or 1
-        self._written.add((self.role, self.segment), Piece(text, self._close_ids, tokens))
+        text, ids = "\n" + self._policy.thinking.close, self._close_ids
+        self._written.add(self._writing, Piece(text, ids, len(ids) or 1))
 
     def _finish(self, trigger: Trigger, reason: str) -> None:
         self.decoding = False
         self._account()
-        self._written.let_go((self.role, self.segment))
+        self._written.let_go(self._writing)
         if self._written.stop is not None:  # it may end in the blank just let go
             trigger, reason = Trigger.STOP, "stop"
         self._move(trigger)
@@ -456,7 +386,7 @@ class RelaySession:
         self._account()
         self._move(Trigger.ERROR)
         self._written.discard(self._written.take_lagging())
-        self._written.let_go((self.role, self.segment))
+        self._written.let_go(self._writing)
         self._end = partial(Failed, message)
 
     def _account(self) -> None:

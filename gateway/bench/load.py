@@ -22,6 +22,7 @@ _HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
     b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
 )
+_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 _END = b"\r\n0\r\n\r\n"
 _STREAM = re.compile(rb"HTTP/1.1 200 .*?\r\ncontent-type: *text/event-stream", re.I | re.S)
 _HEAD_END = b"\r\n\r\n"
@@ -39,7 +40,7 @@ class Client(asyncio.Protocol):
         self.first_s: list[float] = []
         self.total_s: list[float] = []
         self.gaps_s: list[float] = []
-        self.errors = self.frames = self.size = 0
+        self.errors = self.frames = self.tokens = self.size = 0
         self.refused = ""
         """The first answer that was no stream."""
 
@@ -51,6 +52,7 @@ class Client(asyncio.Protocol):
         content = f"Question {self._number}-{self._left}" + " word" * self._options.prompt
         message = {"role": "user", "content": content}
         body: dict[str, Any] = {"model": self._options.model, "stream": True, "messages": [message]}
+        body["stream_options"] = {"include_usage": True}
         if self._options.logprobs:
             body |= {"logprobs": True, "top_logprobs": self._options.logprobs}
         if self._options.max_tokens:
@@ -96,6 +98,8 @@ class Client(asyncio.Protocol):
     def _ended(self, now: float) -> None:
         if b"data: [DONE]" not in self._seen:
             self.errors += 1
+        if told := _TOKENS.findall(self._seen):
+            self.tokens += int(told[-1])
         self.total_s.append(now - self._sent)
         self._left -= 1
         if self._left:
@@ -123,6 +127,7 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
         "errors": sum(client.errors for client in clients),
         "refused": next((client.refused for client in clients if client.refused), ""),
         "frames": sum(client.frames for client in clients),
+        "tokens": sum(client.tokens for client in clients),
         "bytes": sum(client.size for client in clients),
         "first_ms": [s * 1e3 for client in clients for s in client.first_s],
         "total_ms": [s * 1e3 for client in clients for s in client.total_s],

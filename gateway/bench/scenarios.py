@@ -73,13 +73,15 @@ async def throughput(size: Size) -> list[Row]:
     count = streams * requests * (tokens + ANSWER + 2)
     rates: dict[str, list[float]] = {"direct": [], "passthrough": [], "relay": []}
     cpu: list[float] = []
+    merged = 0.0
     async with staged(tokens=tokens) as stage:
         for _ in range(size.rounds):
             for name, run in _ways(stage):
                 before = stage.cpu_s()
-                told = _sound(await run(streams=streams, requests=requests))
+                told = _sound(await run(streams=streams, requests=requests), count)
                 rates[name].append(count / told["seconds"])
                 if name == "relay":
+                    merged = count / told["frames"]
                     cpu.append((stage.cpu_s() - before) / count * 1e6)
     direct = median(rates["direct"])
     return [
@@ -88,6 +90,7 @@ async def throughput(size: Size) -> list[Row]:
             ">= 60,000"),
         Row("throughput", "relayed", median(rates["relay"]), "tokens/s", direct, ">= 40,000"),
         Row("throughput", "relayed, the gateway's CPU", median(cpu), "us/token"),
+        Row("throughput", "relayed, of one read", merged, "tokens/chunk"),
     ]  # fmt: skip
 
 
@@ -105,12 +108,14 @@ async def switching(size: Size) -> list[Row]:
             await stage.relay()
             direct = _sound(await stage.direct(streams=streams))
             before = stage.cpu_s()
-            told = _sound(await stage.relay(streams=streams))
+            told = _sound(await stage.relay(streams=streams), count)
             cpu[run] = (stage.cpu_s() - before) / count * 1e6
         rate, base = count / told["seconds"], count / direct["seconds"]
         what = f"a handoff every {run}" if run else "no handoffs"
         rows.append(Row("switching", what, rate, "tokens/s", base))
         rows.append(Row("switching", f"{what}, the gateway's CPU", cpu[run], "us/token"))
+        merged = count / told["frames"]
+        rows.append(Row("switching", f"{what}, of one read", merged, "tokens/chunk"))
     rows.append(Row("switching", "a handoff's own CPU", (cpu[20] - cpu[0]) * 20, "us"))
     return rows
 
@@ -276,8 +281,10 @@ def _ways(stage: Stage) -> list[tuple[str, Run]]:
     ]
 
 
-def _sound(told: dict[str, Any]) -> dict[str, Any]:
-    """Raises RuntimeError where a stream had an error, or no end."""
+def _sound(told: dict[str, Any], tokens: int | None = None) -> dict[str, Any]:
+    """Raises RuntimeError where a stream had an error, no end, or not so many `tokens` in all."""
     if told["errors"]:
         raise RuntimeError(f"{told['errors']} streams broke {told['refused']}")
+    if tokens not in (None, told["tokens"]):
+        raise RuntimeError(f"{told['tokens']} tokens came, and not {tokens}")
     return told

@@ -43,6 +43,7 @@ async def test_load_counts_what_comes(stage: Stage) -> None:
     told = await loaded(stage.large, NAMES[0], streams=2, requests=2)
     assert told["errors"] == 0
     assert told["frames"] == 4 * (1 + 40 + 1 + ANSWER + 2)
+    assert told["tokens"] == 4 * (1 + 40 + 1 + ANSWER)
     assert len(told["first_ms"]) == len(told["total_ms"]) == 4
     assert stage.cpu_s() > 0
     assert stage.rss_kib() > 1000

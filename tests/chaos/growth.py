@@ -45,9 +45,7 @@ def sample(pid: int, connections: int) -> Sample:
 def connections_in_use(app: web.Application) -> int:
     """Of a gateway in this process, to engines, but for those that are kept for later."""
     replica = app[GATEWAY].backends["large"].replicas[0]
-    connector = replica.upstream._session.connector
-    assert connector is not None
-    return len(connector._acquired)
+    return replica.upstream.connections.in_use
 
 
 def running_tasks() -> Counter[str]:

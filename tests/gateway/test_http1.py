@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.connections import Connections
 from gateway.errors import RequestError, UpstreamError
+from gateway.http1 import _Answer
 from gateway.settings import Timeouts
 from gateway.upstream import Upstream
 
@@ -147,3 +149,49 @@ async def test_a_cut_answer_leaves_a_fresh_connection_at_hand() -> None:
             await asyncio.sleep(0)
         assert await body(there) == b"hi"
     assert engine.connections == 2
+
+
+async def test_a_head_alone_is_all_of_an_answer_to_head() -> None:
+    engine = Engine(OK + b"Content-Length: 9\r\n\r\n", HI)
+    async with upstream(engine) as there:
+        async with there.request("HEAD", "/x", None) as response:
+            assert (response.status, response.content_length) == (200, 9)
+            assert await response.read() == b""
+        assert await body(there) == b"hi"
+
+
+async def test_a_clients_header_takes_the_place_of_ours_however_it_is_written() -> None:
+    engine = Engine(HI)
+    async with upstream(engine) as there:
+        headers = {"content-type": "multipart/form-data", "authorization": "Bearer theirs"}
+        async with there.request("POST", "/x", b"", headers) as response:
+            await response.read()
+    names = [line.split(b":")[0].lower() for line in engine.heads[0].splitlines()]
+    assert names.count(b"content-type") == names.count(b"authorization") == 1
+    assert b"multipart/form-data" in engine.heads[0]
+    assert b"theirs" not in engine.heads[0]
+
+
+async def test_paths_of_clients_leave_nothing_behind() -> None:
+    engine = Engine(*[HI] * 40)
+    async with upstream(engine) as there:
+        for number in range(40):
+            assert await body(there, f"/x?{number}") == b"hi"
+        assert len(there._heads) <= 16
+
+
+async def test_answers_are_freed_without_the_garbage_collector() -> None:
+    engine = Engine(*[HI, CHUNKED + b"2\r\nhi\r\n"] * 5)
+    gc.collect()
+    gc.disable()
+    try:
+        async with upstream(engine) as there:
+            for _ in range(10):
+                async with there.request("GET", "/x", None) as response:
+                    assert await response.read() == b"hi"
+            del response
+            async with asyncio.timeout(5):  # for those whose connection is being closed
+                while any(isinstance(one, _Answer) for one in gc.get_objects()):
+                    await asyncio.sleep(0)
+    finally:
+        gc.enable()

@@ -1,0 +1,61 @@
+"""The driver between a session and its engines."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+
+from gateway.errors import GatewayError
+from gateway.relay import relay
+from gateway.replies import HandoffTimes
+from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, Output, Piece
+from relaygen.session import RelaySession
+from relaygen.thinking import Phase
+from tests.gateway.fakes import FakeVllm, Tokenizer, story
+from tests.gateway.support import Stage, ask
+from tests.relaygen.support import make_policy
+
+
+async def _raised(error: GatewayError, *, started: bool) -> list[Output]:
+    raise error
+
+
+async def test_the_next_decode_is_asked_for_before_the_last_one_is_closed() -> None:
+    done: list[str] = []
+
+    async def decode(request: DecodeRequest) -> AsyncGenerator[Event]:
+        done.append(f"{request.role} asked")
+        await asyncio.sleep(0)  # the engine's answer takes a while
+        try:
+            text = {"large": "Now", "small": " it."}[request.role]
+            yield DecodeChunk((Piece(text, (1,)),))
+            yield DecodeFinished("length")
+        finally:
+            await asyncio.sleep(0)
+            done.append(f"{request.role} closed")
+
+    session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
+    outputs = relay(session, decode, _raised, HandoffTimes())
+    for _ in range(3):
+        await anext(outputs)
+    await outputs.aclose()
+    assert done[:2] == ["large asked", "small asked"]
+    assert done.count("large asked") == done.count("large closed") == 2
+    assert done.count("small asked") == done.count("small closed") == 1
+
+
+async def test_generations_are_freed_without_the_garbage_collector(stage: Stage) -> None:
+    texts = ("<think>", "Six", " Now", " it", " is", ".", "</think>", "Fine")
+    vocabulary = Tokenizer()
+    large, small = (FakeVllm(story(*texts), model=m, tokenizer=vocabulary) for m in ("b", "t"))
+    served = await stage.pair(large, small)
+    await ask(served)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await ask(served)
+        assert not [one for one in gc.get_objects() if isinstance(one, RelaySession)]
+    finally:
+        gc.enable()
