@@ -18,6 +18,7 @@ from relaygen.events import Delta, DeltaKind, Piece, Role
 
 URL = "http://127.0.0.1:1"
 texts = st.text(min_size=1, max_size=6)
+names = st.text(st.characters(min_codepoint=1, exclude_categories=["Cs"]), min_size=1)
 logprobs = st.floats(-50, 0)
 
 
@@ -96,9 +97,9 @@ def test_what_is_no_chunk_is_left_to_the_thorough_way(event: bytes) -> None:
 
 replies = st.builds(
     Reply,
-    id=texts,
+    id=names,
     created=st.integers(0, 2**31),
-    model=texts,
+    model=names,
     chat=st.booleans(),
     field=st.sampled_from(["reasoning_content", "reasoning", "both", "inline"]),
     trace=st.booleans(),
