@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import aiohttp
+import pytest
 import yaml
 from aiohttp import web
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -228,3 +231,16 @@ def events(wire: bytes) -> list[Any]:
     """The data of an event stream; JSON but for [DONE]."""
     data = [part.removeprefix(b"data: ") for part in wire.split(b"\n\n") if part]
     return [d.decode() if d == b"[DONE]" else json.loads(d) for d in data]
+
+
+def alive(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> WeakSet[object]:
+    """The objects that the module makes of its class from now on, while something holds them."""
+    made: WeakSet[object] = WeakSet()
+
+    class Watched(getattr(module, name)):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.add(self)
+
+    monkeypatch.setattr(module, name, Watched)
+    return made

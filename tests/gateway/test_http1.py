@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gateway import http1
 from gateway.connections import Connections
 from gateway.errors import RequestError, UpstreamError
-from gateway.http1 import _Answer
 from gateway.settings import Timeouts
 from gateway.upstream import Upstream
+from tests.gateway.support import alive
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -180,9 +181,11 @@ async def test_paths_of_clients_leave_nothing_behind() -> None:
         assert len(there._heads) <= 16
 
 
-async def test_answers_are_freed_without_the_garbage_collector() -> None:
+async def test_answers_are_freed_without_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine(*[HI, CHUNKED + b"2\r\nhi\r\n"] * 5)
-    gc.collect()
+    answers = alive(monkeypatch, http1, "_Answer")
     gc.disable()
     try:
         async with upstream(engine) as there:
@@ -191,7 +194,7 @@ async def test_answers_are_freed_without_the_garbage_collector() -> None:
                     assert await response.read() == b"hi"
             del response
             async with asyncio.timeout(5):  # for those whose connection is being closed
-                while any(isinstance(one, _Answer) for one in gc.get_objects()):
+                while answers:
                     await asyncio.sleep(0)
     finally:
         gc.enable()

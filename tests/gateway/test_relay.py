@@ -6,6 +6,9 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator
 
+import pytest
+
+from gateway import generation
 from gateway.errors import GatewayError
 from gateway.relay import relay
 from gateway.replies import HandoffTimes
@@ -13,7 +16,7 @@ from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, O
 from relaygen.session import RelaySession
 from relaygen.thinking import Phase
 from tests.gateway.fakes import FakeVllm, Tokenizer, story
-from tests.gateway.support import Stage, ask
+from tests.gateway.support import Stage, alive, ask
 from tests.relaygen.support import make_policy
 
 
@@ -45,17 +48,19 @@ async def test_the_next_decode_is_asked_for_before_the_last_one_is_closed() -> N
     assert done.count("small asked") == done.count("small closed") == 1
 
 
-async def test_generations_are_freed_without_the_garbage_collector(stage: Stage) -> None:
+async def test_generations_are_freed_without_the_garbage_collector(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ("<think>", "Six", " Now", " it", " is", ".", "</think>", "Fine")
     vocabulary = Tokenizer()
     large, small = (FakeVllm(story(*texts), model=m, tokenizer=vocabulary) for m in ("b", "t"))
     served = await stage.pair(large, small)
     await ask(served)
-    gc.collect()
+    sessions = alive(monkeypatch, generation, "RelaySession")
     gc.disable()
     try:
         for _ in range(3):
             await ask(served)
-        assert not [one for one in gc.get_objects() if isinstance(one, RelaySession)]
+        assert not sessions
     finally:
         gc.enable()
