@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from gateway.errors import UpstreamError
+from gateway.extra import Extra
 from gateway.generation import Generation
 from gateway.openai_api import Ask
 from gateway.replies import AnyChunk, HandoffTimes, Reply, usage_object
@@ -92,6 +93,7 @@ def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[s
         usage,
         sum(prompt.tokens for prompt in prompts),
         handoffs,
+        sum((g.extra for g in generations), start=Extra()) if first.policy.works_ahead else None,
         segments=usage.handoffs + len(generations),
     )
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gateway import metrics
+from gateway.ahead import Ahead
 from gateway.backends import ReplicaSet
 from gateway.engines.base import Sampling
 from gateway.engines.tokenization import TAIL_CHARS, Prompt
 from gateway.errors import GatewayError, UpstreamError
 from gateway.estimate import estimate_tokens
+from gateway.extra import Extra
 from gateway.openai_api import Ask, RawPrompt
 from gateway.pace import Pace, Paces, Timed
 from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, tool_side
@@ -78,6 +80,7 @@ class Generation:
     resuming: Resuming
     handoffs: HandoffTimes
     spent: Spent
+    extra: Extra
     tools: Role | None
     """Who writes what follows the thinking, where the session does not."""
     held: frozenset[Role]
@@ -86,7 +89,9 @@ class Generation:
     def run(self) -> AsyncGenerator[list[Output]]:
         self.session.holds = self._held
         self.spent.begin()
-        return relay(self.session, self._decode, self.resuming.after, self.handoffs)
+        decodes = (self._decode, self._aside)
+        ahead = Ahead(self.policy, self.session, *decodes, self.pace, self.extra)
+        return relay(self.session, ahead, self.resuming.after, self.handoffs)
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         role = request.role
@@ -113,6 +118,11 @@ class Generation:
             self.spent.add(role, timed.first_s, *timed.measured)
             if timed.began and not failed:
                 side.replica.succeeded()
+
+    def _aside(self, request: DecodeRequest) -> AsyncGenerator[Event]:
+        """A decode that the generation does not read: nor does it tell of the engine's health."""
+        seat = self.seats.seat(request.role)
+        return seat.side.decode(seat.prompt, request, self.sampling[request.role])
 
     def _held(self) -> frozenset[Role]:
         """The role that is better not handed to now: its engines are down, fail or are slow."""
@@ -245,6 +255,7 @@ class _Building:
             resuming=Resuming(policy.name, session, seats, settings, ask.resume),
             handoffs=HandoffTimes(),
             spent=Spent(),
+            extra=Extra(),
             tools=self.tools,
             held=self._held(pace),
         )

@@ -24,12 +24,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.errors import Cause, GatewayError
+from gateway.extra import Extra
 from relaygen.usage import Usage
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 To = Literal["replica", "same", "role"]
 State = Literal["up", "down", "open", "draining"]
 _SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 1.0)
+_NO_EXTRA = Extra()
 # From a handoff over loopback to one that waits for a long prefill.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -84,8 +86,27 @@ class Metrics:
         )
         self.handoff = Histogram(
             "relaygen_handoff_seconds",
-            "From the last token of a segment to the first of the next one.",
+            "From the last token of a segment to the first of the next one, by who writes that.",
+            ("policy", "to"),
             buckets=_SECONDS,
+            registry=registry,
+        )
+        self.overlaps = Counter(
+            "relaygen_overlaps_total",
+            "Segments that were begun before it was sure that they come: used, or dropped.",
+            ("policy", "outcome"),
+            registry=registry,
+        )
+        self.warm_ups = Counter(
+            "relaygen_warm_ups_total",
+            "Requests that had the waiting engine read what the other one wrote: done, or cut.",
+            ("policy", "outcome"),
+            registry=registry,
+        )
+        self.extra = Counter(
+            "relaygen_extra_tokens_total",
+            "Tokens decoded in overlaps that were dropped and in warm-ups.",
+            ("policy",),
             registry=registry,
         )
         self.efficiency = Histogram(
@@ -142,8 +163,9 @@ def generation(
     policy: str,
     outcome: str,
     usage: Usage,
-    handoff_ms: Iterable[float] = (),
+    handoff_ms: Iterable[tuple[str, float]] = (),
     efficiency: float | None = None,
+    extra: Extra = _NO_EXTRA,
 ) -> None:
     """A relayed generation ended: done, failed or cancelled."""
     found = _metrics()
@@ -151,8 +173,13 @@ def generation(
     found.tokens.labels(policy, "large").inc(usage.large_tokens)
     found.tokens.labels(policy, "small").inc(usage.small_tokens)
     found.discarded.labels(policy).inc(usage.discarded_tokens)
-    for milliseconds in handoff_ms:
-        found.handoff.observe(milliseconds / 1e3)
+    for role, milliseconds in handoff_ms:
+        found.handoff.labels(policy, role).observe(milliseconds / 1e3)
+    found.overlaps.labels(policy, "used").inc(extra.overlaps)
+    found.overlaps.labels(policy, "dropped").inc(extra.overlaps_dropped)
+    found.warm_ups.labels(policy, "done").inc(extra.warm_ups - extra.warm_ups_cut)
+    found.warm_ups.labels(policy, "cut").inc(extra.warm_ups_cut)
+    found.extra.labels(policy).inc(extra.tokens)
     if efficiency is not None:
         found.efficiency.labels(policy).observe(efficiency)
 

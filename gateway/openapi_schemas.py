@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+from gateway.extra import Extra
 from gateway.openai_api import MAX_CHOICES, MAX_SEED, MAX_STOPS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
 
 Schema = dict[str, Any]
@@ -106,7 +108,11 @@ _USAGE = _object(
             "segments": _COUNT,
             "handoffs": _COUNT,
             "resumes": {**_COUNT, "description": "Breaks of engines that the reply outlived."},
-        }
+        },
+        extra={
+            **_object({field.name: _COUNT for field in fields(Extra)}),
+            "description": "What engines did ahead: with `overlap` or `warm_every_tokens`.",
+        },
     ),
 )
 

@@ -1,4 +1,4 @@
-"""How fast the two models of a policy decode: is the small one the faster, does each keep up?"""
+"""How fast the models of a policy read and decode: is the small one the faster, do both keep up?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.errors import UpstreamError
+from gateway.prefill import Prefill
 from relaygen.events import DecodeChunk, Event, Role
 from relaygen.policy import Policy
 
@@ -52,6 +53,7 @@ class Pace:
         self._policy = policy
         self._clock = clock
         self._speeds = {role: _Speed() for role in Role}
+        self._prefills = {role: Prefill() for role in Role}
         self._next_trial = 0.0
         self.slower = False
         """Whether the small model was found to be slower than the large one."""
@@ -66,6 +68,20 @@ class Pace:
         """Between two tokens of it, None while nothing is known."""
         speed = self._speeds[role]
         return speed.seconds / speed.tokens if speed.tokens else None
+
+    def prefilled(self, role: Role, unread: int, seconds: float) -> None:
+        """Its first token came so long after it was to read so many."""
+        self._prefills[role].add(unread, seconds)
+
+    def prefill_seconds(self, role: Role) -> float | None:
+        """To read one token more, None while nothing is known."""
+        return self._prefills[role].token_seconds
+
+    def warming_pays(self, role: Role, tokens: int) -> bool:
+        """Whether reading so many tokens takes the model longer than decoding the one token more
+        that it costs to have them read before they are needed; True while nothing is known."""
+        read, decode = self.prefill_seconds(role), self.token_seconds(role)
+        return read is None or decode is None or tokens * read > decode
 
     def holds(self) -> bool:
         """Whether a generation that begins now is to do without the small model."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Protocol
 
+from gateway.ahead import Ahead
 from gateway.errors import GatewayError
+from gateway.overlap import Events
 from gateway.replies import HandoffTimes
-from relaygen.events import DecodeFailed, DecodeRequest, Event, Output
+from relaygen.events import DecodeFailed, Output
 from relaygen.session import RelaySession
-
-Decode = Callable[[DecodeRequest], AsyncGenerator[Event]]
 
 
 class Resume(Protocol):
@@ -22,7 +22,7 @@ class Resume(Protocol):
 
 
 async def relay(
-    session: RelaySession, decode: Decode, resume: Resume, handoffs: HandoffTimes
+    session: RelaySession, ahead: Ahead, resume: Resume, handoffs: HandoffTimes
 ) -> AsyncGenerator[list[Output]]:
     """The session's outputs, as each read of a stream brings them.
 
@@ -31,14 +31,16 @@ async def relay(
     """
     started = False
     left: float | None = None
-    async with _Leaving() as leaving:
+    watches = not ahead.idle
+    async with ahead, _Leaving() as leaving:
         while (request := session.next_decode()) is not None:
             try:
-                events = leaving.soon(decode(request))
+                events = leaving.soon(await ahead.open(request))
                 async for event in events:
                     if left is not None:
-                        handoffs.values.append((time.perf_counter() - left) * 1e3)
-                        left = None
+                        seconds, left = time.perf_counter() - left, None
+                        handoffs.values.append((request.role, seconds * 1e3))
+                        ahead.first_came(seconds)
                     outputs = session.receive(event)
                     if not session.decoding:
                         left = time.perf_counter()
@@ -47,6 +49,8 @@ async def relay(
                         yield outputs
                     if not session.decoding:
                         break
+                    if watches:
+                        ahead.received(outputs)
             except GatewayError as error:
                 outputs = await _after(error, session, resume, started=started)
                 if outputs:
@@ -58,7 +62,7 @@ class _Leaving:
     """Closes each decode when the next one has begun: its request is not to wait for that."""
 
     def __init__(self) -> None:
-        self._decode: AsyncGenerator[Event] | None = None
+        self._decode: Events | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> _Leaving:
@@ -70,7 +74,7 @@ class _Leaving:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def soon(self, decode: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    def soon(self, decode: Events) -> Events:
         """The decode to be read now; the one before is closed once this waits for its engine."""
         if self._decode is not None:
             task = asyncio.ensure_future(self._decode.aclose())

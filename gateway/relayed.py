@@ -157,7 +157,7 @@ def _log(generation: Generation, outcome: State, seconds: float) -> None:
     if session.state is State.DONE and generation.tools is None:
         outcome = State.DONE
     efficiency = generation.spent.efficiency(usage)
-    metrics.generation(name, outcome, usage, times.values, efficiency)
+    metrics.generation(name, outcome, usage, times.values, efficiency, generation.extra)
     log.info(
         "generation",
         policy=name,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import orjson
 
 from gateway import sse
+from gateway.extra import Extra
 from relaygen.events import Delta, DeltaKind, Output, Piece, Role
 from relaygen.usage import Usage
 
@@ -279,17 +280,22 @@ def _offsets(tokens: Iterable[str]) -> list[int]:
 
 @dataclass(slots=True)
 class HandoffTimes:
-    """Milliseconds from the last token of a segment to the first of the next one."""
+    """Milliseconds from the last token of a segment to the first of the next one, and whose."""
 
-    values: list[float] = field(default_factory=list)
+    values: list[tuple[Role, float]] = field(default_factory=list)
 
     def median(self) -> float | None:
-        ordered = sorted(self.values)
+        ordered = sorted(milliseconds for _, milliseconds in self.values)
         return round(ordered[len(ordered) // 2], 3) if ordered else None
 
 
 def usage_object(
-    policy: str, usage: Usage, prompt_tokens: int, handoffs: HandoffTimes, segments: int
+    policy: str,
+    usage: Usage,
+    prompt_tokens: int,
+    handoffs: HandoffTimes,
+    extra: Extra | None,
+    segments: int,
 ) -> dict[str, Any]:
     """`usage` of a relayed generation; says so where a number is an estimate."""
     ours: dict[str, Any] = {
@@ -303,6 +309,8 @@ def usage_object(
         "large_utilization": round(usage.large_utilization, 4),
         "handoff_ms_p50": handoffs.median(),
     }
+    if extra is not None:
+        ours["extra"] = asdict(extra)
     if usage.estimated:
         ours["estimated"] = True
     return {

@@ -56,6 +56,11 @@ class Cutter:
             return None if at is None else (self._finders[1], at)
         return NOTHING, 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next text of a small segment decides if it ended before."""
+        return self._boundaries.state is None
+
     def passed(self, state: State, text: str, at: int) -> None:
         """`text`, of some tokens, is no end; it led the finder to `at`."""
         if state is State.LARGE:

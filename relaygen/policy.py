@@ -147,12 +147,27 @@ class Policy(_Section):
         default_factory=OnFailure, description="Who goes on when a role's engines fail."
     )
     slow: Slow = Field(default_factory=Slow, description="When an engine is too slow to be used.")
+    overlap: bool = Field(
+        default=False,
+        description="Begin the large model's segment while one token more decides whether it "
+        "comes.",
+    )
+    warm_every_tokens: Count = Field(
+        default=0,
+        description="Tokens after which the model that waits reads what the other one writes, by a "
+        "request for one token; `0`: at handoffs only.",
+    )
     calibration: dict[str, Any] = Field(
         default_factory=dict, description="Provenance and per-cue statistics."
     )
 
     def spec(self, role: Role) -> ModelSpec:
         return self.large if role is Role.LARGE else self.small
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether engines are asked for what may not be needed."""
+        return self.overlap or self.warm_every_tokens > 0
 
     def stands_in(self, role: Role) -> bool:
         """Whether the other role goes on where this one's engines fail."""

@@ -68,6 +68,14 @@ class Rules:
         answer = self._policy.answer
         return answer.other if answer in held else answer
 
+    def writer(self, state: State, role: Role, trigger: Trigger, held: frozenset[Role]) -> Role:
+        """Who writes in the `state` that the trigger led to, after `role`."""
+        if trigger in (Trigger.EMPTY, Trigger.FALLBACK):
+            return role.other
+        if state is State.ANSWER:
+            return self.answerer(held)
+        return Role.SMALL if state is State.SMALL else Role.LARGE
+
     def outlives(
         self, state: State, role: Role, held: frozenset[Role], *, empty: bool
     ) -> Trigger | None:

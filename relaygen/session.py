@@ -8,6 +8,7 @@ ended by `resume()`, or by DecodeFailed where nobody can go on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, assert_never
 
@@ -135,9 +136,28 @@ class RelaySession:
         self.decoding = True
         self._received = 0
         self._guessed = False
-        left, prefix = self.left, self._written.kept.prefix()
-        asked = (left.max_tokens, left.min_tokens, left.seed)
-        return DecodeRequest(self.role, self.segment, prefix, *asked)
+        return self._request(self.role, self.segment)
+
+    def foreseen(self) -> DecodeRequest | None:
+        """The next decode, should what comes next end the segment before itself, as after "3."."""
+        may = self.decoding and self.state is State.SMALL and self._cutter.waits
+        if not may or Role.LARGE in self.holds() or self._spent:
+            return None
+        return self._request(Role.LARGE, self.segment + 1)
+
+    def warm_up(self) -> DecodeRequest | None:
+        """One token of the other role after all that is kept; None where it does not take over."""
+        other = self.role.other
+        taking_turns = self.decoding and self.state in (State.LARGE, State.SMALL)
+        if not taking_turns or other in self.holds() or self._spent:
+            return None
+        return replace(self._request(other, self.segment), max_tokens=1, min_tokens=None)
+
+    def _request(self, role: Role, segment: int) -> DecodeRequest:
+        written = self._settle()
+        ledger, prefix = written.ledger, written.kept.prefix()
+        left = self._limits.after(ledger.kept, segment + ledger.resumes)
+        return DecodeRequest(role, segment, prefix, left.max_tokens, left.min_tokens, left.seed)
 
     def receive(self, event: Event) -> list[Output]:
         """Take one event of the open decode; returns what it brings for the client.
@@ -318,7 +338,7 @@ class RelaySession:
             return
         self._written.put_back_blank(self.role)
         self._move(trigger)
-        target = self._writer(trigger)
+        target = self._rules.writer(self.state, self.role, trigger, self.holds())
         if target is not self.role:
             self._written.ledger.handoffs += 1
             self._written.begin_segment()
@@ -326,13 +346,6 @@ class RelaySession:
             self._outputs.append(Handoff(self.role, target, trigger, text, self.segment))
             self.role = target
         self._cutter.begin(self._written.handed_over(CONTEXT))
-
-    def _writer(self, trigger: Trigger) -> Role:
-        if trigger in (Trigger.EMPTY, Trigger.FALLBACK):
-            return self.role.other
-        if self.state is State.ANSWER:
-            return self._rules.answerer(self.holds())
-        return Role.SMALL if self.state is State.SMALL else Role.LARGE
 
     @property
     def _spent(self) -> bool:

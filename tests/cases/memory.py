@@ -37,6 +37,7 @@ from tests.gateway.fakes.decode import Decode
 from tests.gateway.fakes.engines import CHAT, COMPLETIONS
 from tests.gateway.fakes.script import ASSISTANT, Act
 from tests.gateway.fakes.tgi import GENERATE_STREAM
+from tests.gateway.support import nothing_ahead
 from tests.relaygen.support import make_policy
 
 T = TypeVar("T")
@@ -211,7 +212,7 @@ async def _folded(
     folded = Folded()
     folded.add(reply.role_chunk(0, (Role.LARGE, 0)))
     finished: list[Finished] = []
-    async for outputs in relay(session, decode, _broken, HandoffTimes()):
+    async for outputs in relay(session, nothing_ahead(session, decode), _broken, HandoffTimes()):
         for chunk in reply.delta_chunks(0, (o for o in outputs if isinstance(o, Delta))):
             folded.add(chunk)
         finished += [output for output in outputs if isinstance(output, Finished)]

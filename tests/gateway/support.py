@@ -19,12 +19,18 @@ import yaml
 from aiohttp import web
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from gateway.ahead import Ahead
 from gateway.app import build_app
+from gateway.extra import Extra
 from gateway.listening import runner_of
+from gateway.overlap import Decode
+from gateway.pace import Pace
 from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
+from relaygen.session import RelaySession
 from tests.gateway.fakes import FakeEngine, FakeVllm
 from tests.gateway.fakes.engines import CHAT
+from tests.relaygen.support import make_policy
 
 STORY = ("<think>", "Six", " plus", " six", ".", " Now", " it", " is", " twelve", ".", " Thus",
          " twelve", ".", "</think>", "\n\n", "It", " is", " 1", "2", ".")  # fmt: skip
@@ -162,6 +168,11 @@ async def until_ready(served: Served, wanted: int) -> dict[str, Any]:
         while (answer := await get(served, "/readyz"))[0] != wanted:
             pass
     return answer[1]
+
+
+def nothing_ahead(session: RelaySession, decode: Decode) -> Ahead:
+    """Opens a decode when it is asked for, and not before."""
+    return Ahead(make_policy(), session, decode, decode, Pace(), Extra())
 
 
 async def within(seconds: float, awaitable: Any) -> Any:

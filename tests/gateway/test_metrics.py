@@ -93,8 +93,10 @@ async def test_a_generation_is_counted_with_its_tokens(stage: Stage) -> None:
         assert found[name] == usage[f"{role}_tokens"] > 0
     discarded = found.get('relaygen_discarded_tokens_total{policy="pair"}', 0)
     assert discarded == usage["discarded_tokens"]
-    assert found["relaygen_handoff_seconds_count"] == usage["handoffs"] > 0
-    assert 0 < found["relaygen_handoff_seconds_sum"] < WAIT_S
+    for role in ("large", "small"):
+        labels = f'{{policy="pair",to="{role}"}}'
+        assert found[f"relaygen_handoff_seconds_count{labels}"] > 0
+        assert 0 < found[f"relaygen_handoff_seconds_sum{labels}"] < WAIT_S
 
 
 async def test_a_client_that_leaves_is_counted_as_cancelled(stage: Stage) -> None:
@@ -188,7 +190,7 @@ async def test_replicas_are_counted_by_state(stage: Stage) -> None:
 
 
 def _all_counted() -> None:
-    metrics.generation(POLICY, "done", Usage(3, 4, 1, 2), [1.5, 2.5])
+    metrics.generation(POLICY, "done", Usage(3, 4, 1, 2), [("large", 1.5), ("small", 2.5)])
     metrics.resumed(POLICY, "large", "replica", "reset")
     metrics.upstream_failed("large", "connect")
     metrics.refused("invalid_api_key")
@@ -204,7 +206,10 @@ NAMES = {
     "relaygen_refused_files": ("gauge", set()),
     "relaygen_tokens": ("counter", {"policy", "role"}),
     "relaygen_discarded_tokens": ("counter", {"policy"}),
-    "relaygen_handoff_seconds": ("histogram", {"le"}),
+    "relaygen_handoff_seconds": ("histogram", {"policy", "to", "le"}),
+    "relaygen_overlaps": ("counter", {"policy", "outcome"}),
+    "relaygen_warm_ups": ("counter", {"policy", "outcome"}),
+    "relaygen_extra_tokens": ("counter", {"policy"}),
     "relaygen_generation_efficiency": ("histogram", {"policy", "le"}),
     "relaygen_in_flight": ("gauge", set()),
     "relaygen_queued": ("gauge", set()),

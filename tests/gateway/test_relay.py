@@ -16,7 +16,7 @@ from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, O
 from relaygen.session import RelaySession
 from relaygen.thinking import Phase
 from tests.gateway.fakes import FakeVllm, Tokenizer, story
-from tests.gateway.support import Stage, alive, ask
+from tests.gateway.support import Stage, alive, ask, nothing_ahead
 from tests.relaygen.support import make_policy
 
 
@@ -39,7 +39,7 @@ async def test_the_next_decode_is_asked_for_before_the_last_one_is_closed() -> N
             done.append(f"{request.role} closed")
 
     session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
-    outputs = relay(session, decode, _raised, HandoffTimes())
+    outputs = relay(session, nothing_ahead(session, decode), _raised, HandoffTimes())
     for _ in range(3):
         await anext(outputs)
     await outputs.aclose()

@@ -71,6 +71,8 @@ def test_the_rest_has_the_documented_defaults() -> None:
         "stops": "answer",
         "on_failure": {"large": "fail", "small": "large"},
         "slow": {"large": pace, "small": pace, "hold": True},
+        "overlap": False,
+        "warm_every_tokens": 0,
         "calibration": {},
     }
 

@@ -1,0 +1,32 @@
+"""How fast an engine reads: from what it takes to a first token, by how much it had not read."""
+
+from __future__ import annotations
+
+_MEMORY = 512
+"""First tokens after which what was measured counts half."""
+_ENOUGH = 16
+"""First tokens before anything follows from them."""
+
+
+class Prefill:
+    """One model's. A line through (unread tokens, seconds), by least squares."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sums = (0.0,) * 5  # weights, tokens, seconds, tokens squared, tokens times seconds
+
+    def add(self, unread: int, seconds: float) -> None:
+        """A first token came so long after it was asked for, and after reading so many."""
+        keep = 0.5 ** (1 / _MEMORY)
+        new = (1.0, unread, seconds, unread * unread, unread * seconds)
+        self._sums = tuple(old * keep + one for old, one in zip(self._sums, new, strict=True))
+        self._count += 1
+
+    @property
+    def token_seconds(self) -> float | None:
+        """To read one token more; None while nothing is known."""
+        weights, tokens, seconds, squares, products = self._sums
+        spread = weights * squares - tokens * tokens
+        if self._count < _ENOUGH or spread <= 1e-6 * weights * squares:
+            return None
+        return max(0.0, (weights * products - tokens * seconds) / spread)

@@ -1,0 +1,96 @@
+"""Prefix warming: the engine that waits reads what the other one writes, a piece at a time.
+
+A request for one token has it prefill all so far; at the handoff little is left to be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import aclosing
+
+import structlog
+
+from gateway.errors import GatewayError
+from gateway.extra import Extra
+from gateway.overlap import Decode
+from gateway.pace import Pace
+from relaygen.events import DecodeChunk, DecodeRequest, Role
+from relaygen.session import RelaySession
+
+log = structlog.get_logger()
+
+_PATIENCE_S = 0.25
+"""For which a handoff waits for its engine's warm-up: what that has read is not read twice."""
+
+
+class Warming:
+    """One session's, after every so many tokens. Close it to end what still runs.
+
+    `decode` opens a decode that leaves no other trace in the generation.
+    """
+
+    def __init__(
+        self, every: int, session: RelaySession, decode: Decode, pace: Pace, extra: Extra
+    ) -> None:
+        self._every = every
+        self._session = session
+        self._decode = decode
+        self._pace = pace
+        self._extra = extra
+        self._unread = 0  # tokens that the engine that waits does not know
+        self._asked: tuple[Role, int] | None = None
+        self._running: asyncio.Task[bool] | None = None
+
+    def received(self, tokens: int) -> None:
+        """The session has taken so many, and wants more of its decode."""
+        self._unread += tokens
+        if self._unread >= self._every and self._running is None:
+            self._warm_up()
+
+    async def opening(self, request: DecodeRequest, *, begun: bool) -> None:
+        """The next decode is to be opened, or has begun: waits for what has it read less."""
+        if self._running is not None and not begun:
+            await asyncio.wait([self._running], timeout=_PATIENCE_S)
+        await self.aclose()
+        self._asked = None if begun else (request.role, self._unread)
+        self._unread = 0
+
+    def first_came(self, seconds: float) -> None:
+        """The first event of the decode just opened came, so long after the last of another."""
+        if self._asked is not None:
+            self._pace.prefilled(*self._asked, seconds)
+            self._asked = None
+
+    async def aclose(self) -> None:
+        if (running := self._running) is not None:
+            running.cancel()
+            await asyncio.wait([running])
+
+    def _warm_up(self) -> None:
+        request, unread = self._session.warm_up(), self._unread
+        self._unread = 0  # looked at again after as many
+        if request is not None and self._pace.warming_pays(request.role, self._every):
+            self._extra.warm_ups += 1
+            self._running = asyncio.ensure_future(self._read(request, unread))
+            self._running.add_done_callback(self._over)
+
+    async def _read(self, request: DecodeRequest, unread: int) -> bool:
+        """Returns whether it came through."""
+        asked = time.perf_counter()
+        try:
+            async with aclosing(self._decode(request)) as events:
+                async for event in events:
+                    if type(event) is DecodeChunk and event.pieces:
+                        self._pace.prefilled(request.role, unread, time.perf_counter() - asked)
+                        self._extra.tokens += sum(piece.tokens for piece in event.pieces)
+        except GatewayError as error:
+            log.warning("no more warm-ups", role=request.role, error=error.message)
+            self._every = sys.maxsize
+            return False
+        return True
+
+    def _over(self, running: asyncio.Task[bool]) -> None:
+        self._running = None
+        self._extra.warm_ups_cut += running.cancelled() or not running.result()
