@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import warming
+from gateway.errors import UpstreamError
+from gateway.extra import Extra
 from gateway.pace import Pace
 from gateway.prefill import Prefill
-from relaygen.events import Role
+from gateway.warming import Warming
+from relaygen.events import DecodeFailed, DecodeRequest, Event, Role
 from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Gate, Reset, Tokenizer, story
 from tests.gateway.fakes.http import Request
 from tests.gateway.fakes.script import ASSISTANT, Act, Script
 from tests.gateway.support import GONE_S, WAIT_S, Served, Stage, ask, leaving, within
+from tests.relaygen.support import make_policy, thinking_session
 
 WORDS = [f" word{i}" for i in range(12)]
 MORE = [f" more{i}" for i in range(12)]
@@ -166,6 +170,21 @@ async def test_one_that_breaks_is_the_last_and_breaks_nothing(stage: Stage) -> N
     usage = (await within(WAIT_S, asking))["usage"]["relaygen"]
     assert (usage["extra"]["warm_ups"], usage["extra"]["warm_ups_cut"]) == (1, 1)
     assert usage["resumes"] == 0
+
+
+async def test_after_a_failure_none_is_sent() -> None:
+    async def broken(request: DecodeRequest) -> AsyncGenerator[Event]:
+        raise UpstreamError("gone")
+        yield DecodeFailed("")
+
+    session, extra = thinking_session(make_policy("Now")), Extra()
+    session.next_decode()
+    reading = Warming(1, session, broken, Pace(), extra)
+    for _ in range(3):
+        reading.received(1)
+        await asyncio.sleep(0)
+        await reading.opening(DecodeRequest(Role.LARGE, 0, ()), begun=False)
+    assert (extra.warm_ups, extra.warm_ups_cut) == (1, 1)
 
 
 def reads_slowly(gate: Gate) -> Script:
