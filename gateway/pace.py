@@ -78,10 +78,16 @@ class Pace:
         return self._prefills[role].token_seconds
 
     def warming_pays(self, role: Role, tokens: int) -> bool:
-        """Whether reading so many tokens takes the model longer than decoding the one token more
-        that it costs to have them read before they are needed; True while nothing is known."""
+        """Whether to have the model read so many tokens before they are needed.
+
+        That costs one token to decode more, so reading must take longer; and it must be faster than
+        the other model writes, else a handoff waits for it. True while nothing is known.
+        """
         read, decode = self.prefill_seconds(role), self.token_seconds(role)
-        return read is None or decode is None or tokens * read > decode
+        write = self.token_seconds(role.other)
+        if read is None or decode is None or write is None:
+            return True
+        return read < write and tokens * read > decode
 
     def holds(self) -> bool:
         """Whether a generation that begins now is to do without the small model."""

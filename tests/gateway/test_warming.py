@@ -219,11 +219,14 @@ def test_nothing_follows_from_little_or_from_what_is_all_alike() -> None:
     assert few.token_seconds is None
 
 
-@pytest.mark.parametrize(("read_s", "pays"), [(0.001, True), (0.0001, False)])
-def test_it_pays_where_reading_takes_longer_than_one_token_more(read_s: float, pays: bool) -> None:
+@pytest.mark.parametrize(("read_s", "pays"), [(0.001, True), (0.0001, False), (0.05, False)])
+def test_it_pays_where_reading_takes_longer_than_one_token_and_keeps_up(
+    read_s: float, pays: bool
+) -> None:
     pace = Pace()
     assert pace.warming_pays(Role.SMALL, 16)
     pace.add(Role.SMALL, 100, 0.4)
+    pace.add(Role.LARGE, 100, 2.5)
     for count in range(1, 40):
         pace.prefilled(Role.SMALL, count, 0.01 + read_s * count)
     assert pace.warming_pays(Role.SMALL, 16) == pays
