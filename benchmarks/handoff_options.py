@@ -20,23 +20,21 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import aiohttp
 import yaml
 from openai import AsyncOpenAI
-from prometheus_client.parser import text_string_to_metric_families
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gateway.bench.stage import handoffs_of
 from gateway.demo.paths import bundled_policy
 from gateway.demo.problems import Problem, is_right, problems
 from gateway.demo.processes import gateway, tiny_pair
 from tests.integration.vllm_server import vllm_engine
 
 LARGE = "large alone"
-_HANDOFF = "relaygen_handoff_seconds"
 
 
 @dataclass
@@ -99,24 +97,6 @@ async def ask(client: AsyncOpenAI, way: Way, problem: Problem, salt: dict[str, s
     way.extra.update((reply.usage.model_extra or {})["relaygen"].get("extra", {}))
 
 
-async def handoffs(url: str, found: list[Way]) -> None:
-    """The mean of each way's handoffs, by the role handed to."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
-        families = list(text_string_to_metric_families(await answer.text()))
-    told = {
-        (s.name, s.labels["policy"], s.labels["to"]): s.value
-        for family in families
-        for s in family.samples
-        if family.name == _HANDOFF and "le" not in s.labels
-    }
-    for way in found:
-        for role in ("large", "small"):
-            count = told.get((f"{_HANDOFF}_count", way.name, role))
-            if count:
-                total = told[f"{_HANDOFF}_sum", way.name, role]
-                way.handoff_ms[role] = total / count * 1e3
-
-
 async def run(options: argparse.Namespace) -> list[Way]:
     found, asked = ways(options.warm_every), problems(options.problems, options.seed)
     with TemporaryDirectory() as folder:
@@ -135,7 +115,9 @@ async def run(options: argparse.Namespace) -> list[Way]:
                     index = (turn + number * max(1, len(asked) // len(found))) % len(asked)
                     salt = {"cache_salt": found[number].name} if options.vllm else {}
                     await ask(client, found[number], asked[index], salt)
-            await handoffs(url, found)
+            for name, by_role in (await handoffs_of(url)).items():
+                [way] = [way for way in found if way.name == name]
+                way.handoff_ms = {role: s / count * 1e3 for role, (count, s) in by_role.items()}
     return found
 
 

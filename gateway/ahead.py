@@ -60,7 +60,7 @@ class Ahead:
             self._warming.first_came(seconds)
 
     def received(self, outputs: Iterable[Output]) -> None:
-        """The session has taken an event, and wants more of its decode."""
+        """The session has taken an event, and that came of it."""
         if self._overlap is not None:
             self._overlap.received()
         if self._warming is not None:

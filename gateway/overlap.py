@@ -32,7 +32,9 @@ class Overlap:
         self._closing: set[asyncio.Task[None]] = set()
 
     def received(self) -> None:
-        """The session has taken an event, and wants more of its decode."""
+        """The session has taken an event."""
+        if not self._session.decoding:
+            return
         foreseen = self._session.foreseen()
         if foreseen is None:
             self._drop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _MEMORY = 512
 """First tokens after which what was measured counts half."""
+_APART = 4
+"""Tokens, the standard deviation of what was unread, below which nothing follows."""
 _ENOUGH = 16
 """First tokens before anything follows from them."""
 
@@ -27,6 +29,6 @@ class Prefill:
         """To read one token more; None while nothing is known."""
         weights, tokens, seconds, squares, products = self._sums
         spread = weights * squares - tokens * tokens
-        if self._count < _ENOUGH or spread <= 1e-6 * weights * squares:
+        if self._count < _ENOUGH or spread < (_APART * weights) ** 2:
             return None
         return max(0.0, (weights * products - tokens * seconds) / spread)

@@ -47,10 +47,10 @@ async def relay(
                     if outputs:
                         started = True
                         yield outputs
-                    if not session.decoding:
-                        break
                     if watches:
                         ahead.received(outputs)
+                    if not session.decoding:
+                        break
             except GatewayError as error:
                 outputs = await _after(error, session, resume, started=started)
                 if outputs:

@@ -40,13 +40,14 @@ class Warming:
         self._pace = pace
         self._extra = extra
         self._unread = 0  # tokens that the engine that waits does not know
+        self._due = every  # so many of them have it looked at
         self._asked: tuple[Role, int] | None = None
         self._running: asyncio.Task[bool] | None = None
 
     def received(self, tokens: int) -> None:
-        """The session has taken so many, and wants more of its decode."""
+        """The session has taken so many."""
         self._unread += tokens
-        if self._unread >= self._every and self._running is None:
+        if self._session.decoding and self._unread >= self._due and self._running is None:
             self._warm_up()
 
     async def opening(self, request: DecodeRequest, *, begun: bool) -> None:
@@ -55,7 +56,7 @@ class Warming:
             await asyncio.wait([self._running], timeout=_PATIENCE_S)
         await self.aclose()
         self._asked = None if begun else (request.role, self._unread)
-        self._unread = 0
+        self._unread, self._due = 0, self._every
 
     def first_came(self, seconds: float) -> None:
         """The first event of the decode just opened came, so long after the last of another."""
@@ -69,12 +70,14 @@ class Warming:
             await asyncio.wait([running])
 
     def _warm_up(self) -> None:
-        request, unread = self._session.warm_up(), self._unread
-        self._unread = 0  # looked at again after as many
-        if request is not None and self._pace.warming_pays(request.role, self._every):
-            self._extra.warm_ups += 1
-            self._running = asyncio.ensure_future(self._read(request, unread))
-            self._running.add_done_callback(self._over)
+        request = self._session.warm_up()
+        if request is None or not self._pace.warming_pays(request.role, self._every):
+            self._due = self._unread + self._every
+            return
+        self._extra.warm_ups += 1
+        self._running = asyncio.ensure_future(self._read(request, self._unread))
+        self._running.add_done_callback(self._over)
+        self._unread, self._due = 0, self._every
 
     async def _read(self, request: DecodeRequest, unread: int) -> bool:
         """Returns whether it came through."""
@@ -87,7 +90,7 @@ class Warming:
                         self._extra.tokens += sum(piece.tokens for piece in event.pieces)
         except GatewayError as error:
             log.warning("no more warm-ups", role=request.role, error=error.message)
-            self._every = sys.maxsize
+            self._every = self._due = sys.maxsize
             return False
         return True
 

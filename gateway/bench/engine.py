@@ -65,10 +65,11 @@ class Stats:
 
 class Simulation:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.script = Script(options.tokens, options.large_run, options.small_run)
+        runs = (options.large_run, options.small_run)
+        self.script = Script(options.tokens, *runs, numbers=options.numbers)
         self.token_s: list[float] = [ms / 1e3 for ms in options.token_ms]
         self.first_s: list[float] = [ms / 1e3 for ms in options.first_ms]
-        self.prefill_s: float = options.prefill_us / 1e6
+        self.prefill_s: list[float] = [us / 1e6 for us in options.prefill_us]
         self.slowdown: float = options.slowdown / 100
         self.batch: int = options.batch
         self.prefixes = (PrefixCache(), PrefixCache())
@@ -82,16 +83,16 @@ class Simulation:
 
     def prefill(self, role: int, ids: list[int]) -> float:
         """Seconds until the first token."""
-        if not self.prefill_s:
+        if not any(self.prefill_s):
             return self.first_s[role]
         cached = self.prefixes[role].add(ids)
         self.stats.cached += cached
         self.stats.prefilled += len(ids) - cached
-        return self.first_s[role] + self.prefill_s * (len(ids) - cached)
+        return self.first_s[role] + self.prefill_s[role] * (len(ids) - cached)
 
     def keep(self, role: int, prompt: list[int], start: int, end: int) -> None:
         """Remembers what was written after a prompt."""
-        if self.prefill_s:
+        if any(self.prefill_s):
             self.prefixes[role].add([*prompt, *self.script.ids[start:end]])
 
     def prompt(self, messages: object) -> list[int]:
@@ -99,7 +100,7 @@ class Simulation:
 
     def chat_prompt(self, messages: object) -> list[int]:
         """For decodes: empty where nothing depends on it, as tokenizing takes a while."""
-        return self.prompt(messages) if self.prefill_s else []
+        return self.prompt(messages) if any(self.prefill_s) else []
 
     def told(self) -> dict[str, object]:
         stats = self.stats
@@ -311,10 +312,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="of the thinking")
     parser.add_argument("--large-run", type=int, default=0, help="tokens of a large segment")
     parser.add_argument("--small-run", type=int, default=0, help="tokens of a small segment")
+    parser.add_argument("--numbers", type=int, default=0, help="1: sentences end in numbers")
     parser.add_argument("--token-ms", type=two, default=[0, 0], metavar="LARGE[,SMALL]")
     parser.add_argument("--first-ms", type=two, default=[0, 0], metavar="LARGE[,SMALL]")
     parser.add_argument(
-        "--prefill-us", type=float, default=0, help="a token of the prompt that it does not know"
+        "--prefill-us",
+        type=two,
+        default=[0, 0],
+        metavar="LARGE[,SMALL]",
+        help="a token of the prompt that it does not know",
     )
     parser.add_argument(
         "--slowdown", type=float, default=0, metavar="PERCENT", help="by each other stream"

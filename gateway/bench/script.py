@@ -37,25 +37,28 @@ class Vocabulary:
 class Script:
     """Thinking of `tokens` tokens, then an answer.
 
-    The large model's segments have `large` tokens, the small one's `small`; 0: no handoffs.
+    The large model's segments have `large` tokens, the small one's `small`; 0: no handoffs. With
+    `numbers` sentences end in one, and have another inside: one token more tells them apart.
     """
 
-    def __init__(self, tokens: int, large: int, small: int) -> None:
+    def __init__(self, tokens: int, large: int, small: int, *, numbers: bool = False) -> None:
         self.vocabulary = vocabulary = Vocabulary()
         thinking = [_WORDS[i % len(_WORDS)] for i in range(tokens)]
         self.ends: frozenset[int] = frozenset()
         """Indices of the tokens that end a segment."""
         if large:
-            self.ends = self._cut(thinking, large, small)
+            self.ends = self._cut(thinking, large, small, numbers=numbers)
         self.texts = ["<think>", *thinking, "</think>", *[" answer"] * ANSWER]
         self.ids = [vocabulary.id(text) for text in self.texts]
         self.completions = [self._frame(i) for i in range(len(self.texts))]
         self.chats = [_event(_chat(text)) for text in self.texts]
 
-    def _cut(self, thinking: list[str], large: int, small: int) -> frozenset[int]:
+    def _cut(self, thinking: list[str], large: int, small: int, *, numbers: bool) -> frozenset[int]:
         ends, at, role = [], -1, 0
         while (at := at + (large, small)[role]) < len(thinking):
-            thinking[at] = (CUE, ".")[role]
+            thinking[at] = (CUE, " 7." if numbers else ".")[role]
+            if numbers and role:
+                thinking[at - small // 2 : at - small // 2 + 2] = [" 3.", "14"]
             ends.append(at + 1)  # after <think>
             role = 1 - role
         return frozenset(ends)

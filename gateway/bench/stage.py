@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.bench.engine import NAMES
 from gateway.bench.script import CUE
@@ -23,6 +24,8 @@ from gateway.demo.processes import HOST, child, free_port, ready, started
 
 POLICY = "bench"
 _STREAMS = 4096
+_HANDOFF = "relaygen_handoff_seconds"
+_PLAIN: Mapping[str, object] = {}
 _RUN_S = 300.0
 
 
@@ -64,6 +67,10 @@ class Stage:
             found: dict[str, Any] = await answer.json(content_type=None)
             return found
 
+    async def handoffs(self) -> dict[str, tuple[float, float]]:
+        """Handoffs to each role so far, and their seconds in all."""
+        return (await handoffs_of(self.url)).get(POLICY, {})
+
     async def direct(self, **load: object) -> dict[str, Any]:
         """Load on the large engine itself."""
         return await loaded(self.large, NAMES[0], **load)
@@ -85,6 +92,23 @@ def _ticks(pid: int) -> int:
 def _memory_kib(pid: int, name: str) -> int:
     told = Path(f"/proc/{pid}/status").read_text()
     return int(told.partition(f"{name}:")[2].split()[0])
+
+
+async def handoffs_of(url: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """By policy and role handed to: how many there were, and their seconds in all."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        families = list(text_string_to_metric_families(await answer.text()))
+    told = {
+        (s.name, s.labels["policy"], s.labels["to"]): s.value
+        for family in families
+        for s in family.samples
+        if family.name == _HANDOFF and "le" not in s.labels
+    }
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for (name, policy, role), value in told.items():
+        if name == f"{_HANDOFF}_count":
+            found.setdefault(policy, {})[role] = (value, told[f"{_HANDOFF}_sum", policy, role])
+    return found
 
 
 async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
@@ -109,15 +133,20 @@ async def loaded(url: str, model: str, **load: object) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def staged(*, workers: int = 1, **engine: object) -> AsyncIterator[Stage]:
-    """Engines with these options (token_ms="25,4"), and a gateway as users run it."""
+async def staged(
+    *, workers: int = 1, policy: Mapping[str, object] = _PLAIN, **engine: object
+) -> AsyncIterator[Stage]:
+    """Engines with these options (token_ms="25,4"), and a gateway as users run it.
+
+    `policy` are keys of the policy.
+    """
     flags = [p for k, v in engine.items() for p in (f"--{k.replace('_', '-')}", str(v))]
     async with child("the engines", "gateway.bench.engine", *flags) as engines:
         large, _, small = (await started(engines, engines.url)).partition(" ")
-        with _files() as (settings, policy):
+        with _files(policy) as (settings, policy_file):
             port = free_port()
             arguments = [
-                "gateway", "serve", "--host", HOST, "--port", str(port), "--policy", policy,
+                "gateway", "serve", "--host", HOST, "--port", str(port), "--policy", policy_file,
                 "--large", f"{large}/v1", "--small", f"{small}/v1", "--config", settings,
                 "--workers", str(workers),
             ]  # fmt: skip
@@ -127,12 +156,12 @@ async def staged(*, workers: int = 1, **engine: object) -> AsyncIterator[Stage]:
 
 
 @contextmanager
-def _files() -> Iterator[tuple[str, str]]:
+def _files(changes: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Paths of settings and of a policy."""
     with TemporaryDirectory() as folder:
         settings, policy = Path(folder, "gateway.yaml"), Path(folder, "bench.yaml")
         settings.write_text(yaml.safe_dump({"limits": {"generations": _STREAMS}}))
-        policy.write_text(yaml.safe_dump(_policy()))
+        policy.write_text(yaml.safe_dump({**_policy(), **changes}))
         yield str(settings), str(policy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from statistics import pstdev
 
 import pytest
 from hypothesis import given
@@ -199,7 +200,7 @@ def reads_slowly(gate: Gate) -> Script:
 @given(
     st.floats(0, 0.1),
     st.floats(1e-5, 1e-2),
-    st.lists(st.integers(1, 500), min_size=20, max_size=60).filter(lambda s: len(set(s)) > 5),
+    st.lists(st.integers(1, 500), min_size=20, max_size=60).filter(lambda s: pstdev(s) > 8),
 )
 def test_the_time_to_read_a_token_is_found(fixed: float, token_s: float, unread: list[int]) -> None:
     prefill = Prefill()
@@ -213,6 +214,10 @@ def test_nothing_follows_from_little_or_from_what_is_all_alike() -> None:
     for _ in range(100):
         prefill.add(30, 0.01)
     assert prefill.token_seconds is None
+    alike = Prefill()
+    for count in range(100):
+        alike.add(30 + count % 2, 0.01 + 0.001 * (count % 3))
+    assert alike.token_seconds is None
     few = Prefill()
     few.add(1, 0.1)
     few.add(2, 0.2)
@@ -237,6 +242,12 @@ async def test_none_is_sent_where_it_does_not_pay(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pace, "warming_pays", lambda *_: False)
+    told: list[tuple[Role, int]] = []
+    monkeypatch.setattr(
+        Pace, "prefilled", lambda _, role, unread, seconds: told.append((role, unread))
+    )
     served, _, small = await pair(stage, story(*TEXT), story(*TEXT), every=1)
     await ask(served)
     assert not warm_ups(small)
+    assert (Role.SMALL, 14) in told
+    assert (Role.LARGE, 13) in told
