@@ -73,21 +73,17 @@ class Pace:
         """Its first token came so long after it was to read so many."""
         self._prefills[role].add(unread, seconds)
 
-    def prefill_seconds(self, role: Role) -> float | None:
-        """To read one token more, None while nothing is known."""
-        return self._prefills[role].token_seconds
-
     def warming_pays(self, role: Role, tokens: int) -> bool:
         """Whether to have the model read so many tokens before they are needed.
 
-        That costs one token to decode more, so reading must take longer; and it must be faster than
-        the other model writes, else a handoff waits for it. True while nothing is known.
+        Where that takes longer than the request does besides, and where the model reads faster
+        than the other one writes, else handoffs wait for it. True while nothing is known.
         """
-        read, decode = self.prefill_seconds(role), self.token_seconds(role)
-        write = self.token_seconds(role.other)
-        if read is None or decode is None or write is None:
+        line, write = self._prefills[role].line, self.token_seconds(role.other)
+        if line is None or write is None:
             return True
-        return read < write and tokens * read > decode
+        fixed, read = line
+        return read < write and tokens * read > fixed
 
     def holds(self) -> bool:
         """Whether a generation that begins now is to do without the small model."""

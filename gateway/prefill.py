@@ -25,10 +25,12 @@ class Prefill:
         self._count += 1
 
     @property
-    def token_seconds(self) -> float | None:
-        """To read one token more; None while nothing is known."""
+    def line(self) -> tuple[float, float] | None:
+        """Seconds that a first token takes in any case, and for each unread token; None while
+        nothing is known."""
         weights, tokens, seconds, squares, products = self._sums
         spread = weights * squares - tokens * tokens
         if self._count < _ENOUGH or spread < (_APART * weights) ** 2:
             return None
-        return max(0.0, (weights * products - tokens * seconds) / spread)
+        each = max(0.0, (weights * products - tokens * seconds) / spread)
+        return max(0.0, (seconds - each * tokens) / weights), each

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from contextlib import aclosing
 
 import structlog
@@ -75,18 +74,16 @@ class Warming:
             self._due = self._unread + self._every
             return
         self._extra.warm_ups += 1
-        self._running = asyncio.ensure_future(self._read(request, self._unread))
+        self._running = asyncio.ensure_future(self._read(request))
         self._running.add_done_callback(self._over)
         self._unread, self._due = 0, self._every
 
-    async def _read(self, request: DecodeRequest, unread: int) -> bool:
+    async def _read(self, request: DecodeRequest) -> bool:
         """Returns whether it came through."""
-        asked = time.perf_counter()
         try:
             async with aclosing(self._decode(request)) as events:
                 async for event in events:
                     if type(event) is DecodeChunk and event.pieces:
-                        self._pace.prefilled(request.role, unread, time.perf_counter() - asked)
                         self._extra.tokens += sum(piece.tokens for piece in event.pieces)
         except GatewayError as error:
             log.warning("no more warm-ups", role=request.role, error=error.message)

@@ -202,35 +202,30 @@ def reads_slowly(gate: Gate) -> Script:
     st.floats(1e-5, 1e-2),
     st.lists(st.integers(1, 500), min_size=20, max_size=60).filter(lambda s: pstdev(s) > 8),
 )
-def test_the_time_to_read_a_token_is_found(fixed: float, token_s: float, unread: list[int]) -> None:
+def test_the_time_to_read_is_found(fixed_s: float, token_s: float, unread: list[int]) -> None:
     prefill = Prefill()
     for count in unread:
-        prefill.add(count, fixed + token_s * count)
-    assert prefill.token_seconds == pytest.approx(token_s, rel=0.01)
+        prefill.add(count, fixed_s + token_s * count)
+    assert prefill.line == pytest.approx((fixed_s, token_s), rel=0.01, abs=1e-6)
 
 
 def test_nothing_follows_from_little_or_from_what_is_all_alike() -> None:
-    prefill = Prefill()
-    for _ in range(100):
-        prefill.add(30, 0.01)
-    assert prefill.token_seconds is None
     alike = Prefill()
     for count in range(100):
         alike.add(30 + count % 2, 0.01 + 0.001 * (count % 3))
-    assert alike.token_seconds is None
+    assert alike.line is None
     few = Prefill()
     few.add(1, 0.1)
-    few.add(2, 0.2)
-    assert few.token_seconds is None
+    few.add(200, 0.2)
+    assert few.line is None
 
 
 @pytest.mark.parametrize(("read_s", "pays"), [(0.001, True), (0.0001, False), (0.05, False)])
-def test_it_pays_where_reading_takes_longer_than_one_token_and_keeps_up(
+def test_it_pays_where_reading_takes_longer_than_the_request_and_keeps_up(
     read_s: float, pays: bool
 ) -> None:
     pace = Pace()
     assert pace.warming_pays(Role.SMALL, 16)
-    pace.add(Role.SMALL, 100, 0.4)
     pace.add(Role.LARGE, 100, 2.5)
     for count in range(1, 40):
         pace.prefilled(Role.SMALL, count, 0.01 + read_s * count)
