@@ -51,17 +51,23 @@ class Admission:
         return len(self._line)
 
     @asynccontextmanager
-    async def take(self, count: int = 1, key: Key = ANYBODY) -> AsyncIterator[None]:
-        """Room for `count` generations while the block runs. GatewayError (429, 503): no room."""
+    async def take(self, count: int = 1, key: Key = ANYBODY) -> AsyncIterator[float]:
+        """Room for `count` generations while the block runs; yields the seconds that it waited.
+
+        GatewayError (429, 503): no room.
+        """
         if self.closed:
             raise _shutting_down()
         with self._counted(count, key):
+            waited = 0.0
             if self._line or self.taken + count > self._limits.generations:
+                came = time.perf_counter()
                 await self._turn(count)
+                waited = time.perf_counter() - came
             else:
                 self._let_in(count)
             try:
-                yield
+                yield waited
             finally:
                 self._free(count)
 

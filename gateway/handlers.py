@@ -15,7 +15,7 @@ from gateway.apis import messages as messages_api
 from gateway.apis import responses as responses_api
 from gateway.backends import Replica
 from gateway.bodies import read_body
-from gateway.context import ANSWERED, GATEWAY, MODE, Gateway
+from gateway.context import ANSWERED, GATEWAY, MODE, QUEUED_S, Gateway
 from gateway.errors import RequestError, UpstreamError
 from gateway.generation import ServedWholeError, prompt_tokens
 from gateway.keys import KEY
@@ -94,7 +94,8 @@ async def _complete(
         return await _by_model(request, name, path, content)
     del content
     asked = asked_by(body, name)
-    async with gateway.admission.take(asked.ask.choices, request[KEY]):
+    async with gateway.admission.take(asked.ask.choices, request[KEY]) as waited_s:
+        request[QUEUED_S] = waited_s
         reason = asked.ask.whole
         if reason is None:
             request[MODE] = "relay"

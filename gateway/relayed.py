@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gateway import metrics
 from gateway.choices import chunks_of
-from gateway.context import GATEWAY
+from gateway.context import GATEWAY, QUEUED_S
 from gateway.errors import GatewayError, UpstreamError
 from gateway.generation import Generation, ServedWholeError, prepared
 from gateway.openai_api import Ask
@@ -109,6 +109,7 @@ async def _reply(
         prepared(policy, ask, relaying) as generations,
     ):
         for generation in generations:
+            generation.spent.queue = request[QUEUED_S]
             generation.spent.prepare = time.perf_counter() - asked
         await _written(generations, policy, ask, sink, timer)
 

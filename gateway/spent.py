@@ -20,8 +20,10 @@ class Spent:
     from there to the last token read, of which there were so many `tokens` after the first reads.
     """
 
+    queue: float = 0.0
+    """Until its turn came."""
     prepare: float = 0.0
-    """Until all prompts were rendered."""
+    """From there until all prompts were rendered."""
     first: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
     decoding: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
     tokens: Counter[Role] = field(default_factory=Counter)
@@ -67,6 +69,7 @@ def spent_object(spent: Iterable[tuple[Spent, Usage]]) -> dict[str, Any]:
     decoding = {role: sum(one.decoding[role] for one, _ in found) for role in Role}
     own = total - sum(first.values()) - sum(decoding.values())
     return {
+        "queue_ms": _ms(max((one.queue for one, _ in found), default=0.0)),
         "prepare_ms": _ms(max((one.prepare for one, _ in found), default=0.0)),
         "prefill_ms": {role.value: _ms(first[role]) for role in Role},
         "decode_ms": {role.value: _ms(decoding[role]) for role in Role},

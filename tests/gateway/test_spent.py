@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from gateway.context import GATEWAY
 from gateway.spent import Spent, spent_object
 from relaygen.events import Role
 from relaygen.usage import Usage
-from tests.gateway.fakes import FakeVllm, Tokenizer, story
-from tests.gateway.support import Stage, ask
+from tests.gateway.fakes import FakeVllm, Gate, Tokenizer, story, writes
+from tests.gateway.support import WAIT_S, Stage, ask, within
 
 L, S = Role.LARGE, Role.SMALL
 USAGE = Usage(large_tokens=11, small_tokens=21)
@@ -63,3 +66,20 @@ async def test_it_is_told_where_traces_are_asked_for(stage: Stage) -> None:
     parts = sum(told["prefill_ms"].values()) + sum(told["decode_ms"].values()) + told["other_ms"]
     assert parts == pytest.approx(told["total_ms"], abs=0.01)
     assert 0 < told["efficiency"] <= 1
+    assert told["queue_ms"] == 0
+
+
+async def test_the_time_in_the_line_is_told(stage: Stage) -> None:
+    gate = Gate()
+    large, small = FakeVllm(writes("Fine", gate), model="b"), FakeVllm(model="t")
+    served = await stage.pair(large, small, {"limits": {"generations": 1}})
+    first = asyncio.create_task(ask(served))
+    await within(WAIT_S, gate.reached.wait())
+    second = asyncio.create_task(ask(served, extra_body={"relaygen": {"trace": True}}))
+    async with asyncio.timeout(WAIT_S):
+        while not served.app[GATEWAY].admission.waiting:
+            await asyncio.sleep(0.001)
+    gate.opened.set()
+    await within(WAIT_S, first)
+    told = (await within(WAIT_S, second))["usage"]["relaygen"]["spent"]
+    assert told["queue_ms"] > 0
