@@ -72,7 +72,7 @@ async def test_it_is_told_where_traces_are_asked_for(stage: Stage) -> None:
 async def test_the_time_in_the_line_is_told(stage: Stage) -> None:
     gate = Gate()
     large, small = FakeVllm(writes("Fine", gate), model="b"), FakeVllm(model="t")
-    served = await stage.pair(large, small, {"limits": {"generations": 1}})
+    served = await stage.pair(large, small, {"limits": {"generations": 1, "queue": 1}})
     first = asyncio.create_task(ask(served))
     await within(WAIT_S, gate.reached.wait())
     second = asyncio.create_task(ask(served, extra_body={"relaygen": {"trace": True}}))
