@@ -363,3 +363,10 @@ def test_a_problem_without_a_remedy_still_says_where_and_what() -> None:
 def test_each_role_has_its_pace() -> None:
     policy = load(slow={"small": {"first_token": 0.5}})
     assert [policy.slow.of(role).first_token for role in (Role.LARGE, Role.SMALL)] == [None, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ahead"), [({}, False), ({"overlap": True}, True), ({"warm_every_tokens": 4}, True)]
+)
+def test_it_tells_whether_engines_work_ahead(changes: dict[str, Any], ahead: bool) -> None:
+    assert load(**changes).works_ahead == ahead
