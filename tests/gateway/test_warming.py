@@ -141,8 +141,12 @@ async def test_a_handoff_waits_for_the_warm_up_of_its_engine(
 
 
 async def test_one_that_takes_long_is_cut(stage: Stage) -> None:
-    served, _, small = await pair(stage, story(*TEXT), reads_slowly(Gate()))
-    extra = (await ask(served))["usage"]["relaygen"]["extra"]
+    reading, cue = Gate(), Gate()
+    served, _, small = await pair(stage, gated({" Now": cue}), reads_slowly(reading))
+    asking = asyncio.create_task(ask(served))
+    await within(WAIT_S, reading.reached.wait())
+    cue.opened.set()
+    extra = (await within(WAIT_S, asking))["usage"]["relaygen"]["extra"]
     assert extra["warm_ups_cut"] >= 1
     assert warm_ups(small)[0].left.is_set()
 
