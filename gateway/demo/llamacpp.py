@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+_WAKES_S = 0.5
 _ERRORS_ONLY = -1  # below llama.cpp's lowest level of the messages that every start prints
 
 
@@ -82,8 +84,11 @@ def _params(options: argparse.Namespace) -> Any:
 
 
 def _wait_for_end_of_stdin() -> None:
-    with suppress(OSError):
-        while sys.stdin.buffer.read(4096):
+    """Wakes up now and then: a signal that came just before a wait, or to one of the engine's
+    threads, does not end the wait, and its handler runs after it only."""
+    with suppress(OSError, ValueError):
+        stdin = sys.stdin.fileno()
+        while not select.select([stdin], [], [], _WAKES_S)[0] or os.read(stdin, 4096):
             pass
 
 
