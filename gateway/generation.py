@@ -115,7 +115,8 @@ class Generation:
             raise
         finally:  # a decode that was cut has come this far
             self.pace.add(role, *timed.measured)
-            self.spent.add(role, timed.first_s, *timed.measured)
+            if timed.began:
+                self.spent.add(role, timed.first_s, *timed.measured)
             if timed.began and not failed:
                 side.replica.succeeded()
 

@@ -70,6 +70,9 @@ class Manuscript:
         lagging, self._lagging = self._lagging, []
         return lagging
 
+    def discard_lagging(self) -> None:
+        self.discard(self.take_lagging())
+
     def ended(self, told: int | None, received: int, *, large: bool, guessed: bool) -> int:
         """A decode is over, of `told` tokens: how many have no text, as its end has none."""
         lagging = self.lagging

@@ -75,7 +75,7 @@ class RelaySession:
         self._policy = policy
         self._limits = limits
         self._solo = solo
-        self._close_ids = close_ids
+        self._closing = Piece("\n" + policy.thinking.close, close_ids, len(close_ids) or 1)
         self._delegate = delegate
         self._splitter = ThinkingSplitter(policy.thinking.open, policy.thinking.close, phase)
         self._rules = Rules(policy, limits, self._splitter, delegate=delegate)
@@ -133,9 +133,7 @@ class RelaySession:
             return None
         if self.state is State.READY:
             self._move(Trigger.SOLO if self._solo else Trigger.START)
-        self.decoding = True
-        self._received = 0
-        self._guessed = False
+        self.decoding, self._received, self._guessed = True, 0, False
         return self._request(self.role, self.segment)
 
     def foreseen(self) -> DecodeRequest | None:
@@ -190,7 +188,7 @@ class RelaySession:
             raise LocalMisuseError("resume() while no decode is open")
         written = self._settle()
         written.ledger.resumes += 1
-        written.discard(written.take_lagging())
+        written.discard_lagging()
         if self._spent:
             self._finish(Trigger.LIMIT, "length")
             return self._taken()
@@ -211,8 +209,7 @@ class RelaySession:
         if not self.state.ended:
             self._move(Trigger.CANCEL)
             self.decoding = False
-            written = self._settle()
-            written.discard(written.take_lagging())
+            self._settle().discard_lagging()
 
     def _taken(self) -> list[Output]:
         self._outputs[:0] = self._written.take()
@@ -361,10 +358,8 @@ class RelaySession:
         if event.reason == "stop" and self._goes_on(ending):
             return
         written.ledger.keep(ending, large=large)
-        if event.reason == "length":
-            self._finish(Trigger.LIMIT, "length")
-        else:
-            self._finish(Trigger.FINISH, event.reason)
+        trigger = Trigger.LIMIT if event.reason == "length" else Trigger.FINISH
+        self._finish(trigger, event.reason)
 
     def _goes_on(self, ending: int) -> bool:
         """Whether the generation outlives the model's end of turn; if so, hands over."""
@@ -374,16 +369,12 @@ class RelaySession:
             return False
         self._written.ledger.discarded += ending
         if trigger is Trigger.UNCLOSED:
-            self._close_thinking()
+            self._written.add(self._writing, self._closing)
             if self._delegate:
                 self._delegated()
                 return True
         self._hand_over(trigger, "")
         return True
-
-    def _close_thinking(self) -> None:
-        text, ids = "\n" + self._policy.thinking.close, self._close_ids
-        self._written.add(self._writing, Piece(text, ids, len(ids) or 1))
 
     def _finish(self, trigger: Trigger, reason: str) -> None:
         self.decoding = False
@@ -398,7 +389,7 @@ class RelaySession:
         self.decoding = False
         self._account()
         self._move(Trigger.ERROR)
-        self._written.discard(self._written.take_lagging())
+        self._written.discard_lagging()
         self._written.let_go(self._writing)
         self._end = partial(Failed, message)
 

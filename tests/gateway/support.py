@@ -28,7 +28,7 @@ from gateway.pace import Pace
 from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
 from relaygen.session import RelaySession
-from tests.gateway.fakes import FakeEngine, FakeVllm
+from tests.gateway.fakes import FakeEngine, FakeVllm, Script, Tokenizer
 from tests.gateway.fakes.engines import CHAT
 from tests.relaygen.support import make_policy
 
@@ -139,6 +139,18 @@ class Stage:
 
 def backends_of(large: FakeEngine, small: FakeEngine) -> dict[str, Any]:
     return {"large": {"urls": [large.url]}, "small": {"urls": [small.url]}}
+
+
+async def scripted_pair(
+    stage: Stage, large: Script, small: Script, dialect: type[FakeEngine] = FakeVllm, **policy: Any
+) -> tuple[Served, FakeEngine, FakeEngine]:
+    """The gateway before two engines of one vocabulary that do as their scripts say."""
+    vocabulary = Tokenizer()
+    engines = [
+        dialect(script, model=model, tokenizer=vocabulary)
+        for script, model in ((large, "big"), (small, "tiny"))
+    ]
+    return (await stage.pair(*engines, **policy), *engines)
 
 
 async def two_large(

@@ -16,12 +16,11 @@ from tests.gateway.fakes import (
     Gate,
     Reset,
     Script,
-    Tokenizer,
     silence,
     story,
 )
 from tests.gateway.fakes.script import Act
-from tests.gateway.support import GONE_S, WAIT_S, Served, Stage, ask, leaving, within
+from tests.gateway.support import GONE_S, WAIT_S, Served, Stage, ask, leaving, scripted_pair, within
 
 ENDS = ("<think>", "Now", " 3", ".", " So", " six", "</think>", "Six", "!")
 """What follows the dot shows that the sentence had ended."""
@@ -55,22 +54,6 @@ def beginning(text: tuple[str, ...], act: Act) -> Script:
     return write
 
 
-async def pair(
-    stage: Stage,
-    large: Script,
-    small: Script,
-    dialect: type[FakeEngine] = FakeVllm,
-    *,
-    overlap: bool = True,
-) -> tuple[Served, FakeEngine, FakeEngine]:
-    vocabulary = Tokenizer()
-    engines = [
-        dialect(script, model=model, tokenizer=vocabulary)
-        for script, model in ((large, "big"), (small, "tiny"))
-    ]
-    return (await stage.pair(*engines, overlap=overlap), *engines)
-
-
 async def told(served: Served, large: FakeEngine, gate: Gate) -> dict[str, Any]:
     """The whole reply; the small model pauses until the large one was asked."""
     asking = asyncio.create_task(ask(served))
@@ -87,9 +70,9 @@ async def test_the_reply_is_the_same(
     stage: Stage, dialect: type[FakeEngine], text: tuple[str, ...]
 ) -> None:
     gate, same = Gate(), story(*text)
-    served, large, _ = await pair(stage, same, pausing(text, gate), dialect)
+    served, large, _ = await scripted_pair(stage, same, pausing(text, gate), dialect, overlap=True)
     overlapped = await told(served, large, gate)
-    served, _, _ = await pair(stage, same, same, dialect, overlap=False)
+    served, _, _ = await scripted_pair(stage, same, same, dialect, overlap=False)
     plain = await ask(served)
     assert overlapped["choices"] == plain["choices"]
     ours, theirs = overlapped["usage"]["relaygen"], plain["usage"]["relaygen"]
@@ -103,7 +86,7 @@ async def test_the_reply_is_the_same(
 
 async def test_it_is_sent_what_the_small_model_wrote(stage: Stage) -> None:
     gate = Gate()
-    served, large, _ = await pair(stage, story(*ENDS), pausing(ENDS, gate))
+    served, large, _ = await scripted_pair(stage, story(*ENDS), pausing(ENDS, gate), overlap=True)
     await told(served, large, gate)
     assert large.prompts()[1].endswith("<think>Now 3.")
 
@@ -112,7 +95,7 @@ async def test_it_is_sent_what_the_small_model_wrote(stage: Stage) -> None:
 async def test_what_does_not_come_is_aborted(stage: Stage, dialect: type[FakeEngine]) -> None:
     gate = Gate()
     texts = (beginning(GOES_ON, silence()), pausing(GOES_ON, gate))
-    served, large, _ = await pair(stage, *texts, dialect)
+    served, large, _ = await scripted_pair(stage, *texts, dialect, overlap=True)
     await told(served, large, gate)
     await within(GONE_S, large.decodes[1].left.wait())
 
@@ -120,7 +103,7 @@ async def test_what_does_not_come_is_aborted(stage: Stage, dialect: type[FakeEng
 async def test_leaving_reaches_both_engines(stage: Stage) -> None:
     gate = Gate()
     texts = (beginning(ENDS, silence()), pausing(ENDS, gate))
-    served, large, small = await pair(stage, *texts)
+    served, large, small = await scripted_pair(stage, *texts, overlap=True)
     async with leaving(served.url, stream=True):
         await within(WAIT_S, gate.reached.wait())
         begun = await large.decode(1)
@@ -134,7 +117,9 @@ async def test_one_that_breaks_is_resumed_where_it_is_wanted(
     stage: Stage, text: tuple[str, ...]
 ) -> None:
     gate = Gate()
-    served, large, _ = await pair(stage, beginning(text, Reset()), pausing(text, gate))
+    served, large, _ = await scripted_pair(
+        stage, beginning(text, Reset()), pausing(text, gate), overlap=True
+    )
     reply = await told(served, large, gate)
     assert reply["choices"][0]["message"]["content"] == "Six!"
     assert reply["usage"]["relaygen"]["resumes"] == (text is ENDS)

@@ -17,10 +17,10 @@ from gateway.pace import Pace
 from gateway.prefill import Prefill
 from gateway.warming import Warming
 from relaygen.events import DecodeFailed, DecodeRequest, Event, Role
-from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Gate, Reset, Tokenizer, story
+from tests.gateway.fakes import FakeEngine, FakeLlamaCpp, FakeVllm, Gate, Reset, story
 from tests.gateway.fakes.http import Request
 from tests.gateway.fakes.script import ASSISTANT, Act, Script
-from tests.gateway.support import GONE_S, WAIT_S, Served, Stage, ask, leaving, within
+from tests.gateway.support import GONE_S, WAIT_S, Stage, ask, leaving, scripted_pair, within
 from tests.relaygen.support import make_policy, thinking_session
 
 WORDS = [f" word{i}" for i in range(12)]
@@ -41,22 +41,6 @@ def gated(gates: dict[str, Gate], since: str = ASSISTANT) -> Script:
             yield token
 
     return write
-
-
-async def pair(
-    stage: Stage,
-    large: Script,
-    small: Script,
-    dialect: type[FakeEngine] = FakeVllm,
-    *,
-    every: int = 4,
-) -> tuple[Served, FakeEngine, FakeEngine]:
-    vocabulary = Tokenizer()
-    engines = [
-        dialect(script, model=model, tokenizer=vocabulary)
-        for script, model in ((large, "big"), (small, "tiny"))
-    ]
-    return (await stage.pair(*engines, warm_every_tokens=every), *engines)
 
 
 def warm_ups(engine: FakeEngine) -> list[Request]:
@@ -88,7 +72,9 @@ async def opened(gates: list[Gate], engine: FakeEngine) -> None:
 async def test_the_small_model_reads_along(stage: Stage, dialect: type[FakeEngine]) -> None:
     gates = spaced(WORDS, 4)
     waits = list(gates.values())
-    served, _, small = await pair(stage, gated(gates), story(*TEXT), dialect)
+    served, _, small = await scripted_pair(
+        stage, gated(gates), story(*TEXT), dialect, warm_every_tokens=4
+    )
     asking = asyncio.create_task(ask(served))
     await opened(waits, small)
     reply = await within(WAIT_S, asking)
@@ -103,7 +89,9 @@ async def test_the_small_model_reads_along(stage: Stage, dialect: type[FakeEngin
 async def test_the_large_model_reads_along_too(stage: Stage, dialect: type[FakeEngine]) -> None:
     gates = spaced(MORE, 4)
     waits = list(gates.values())
-    served, large, _ = await pair(stage, story(*TEXT), gated(gates, " Now"), dialect)
+    served, large, _ = await scripted_pair(
+        stage, story(*TEXT), gated(gates, " Now"), dialect, warm_every_tokens=4
+    )
     asking = asyncio.create_task(ask(served))
     await opened(waits, large)
     reply = await within(WAIT_S, asking)
@@ -115,7 +103,9 @@ async def test_the_large_model_reads_along_too(stage: Stage, dialect: type[FakeE
 async def test_the_reply_is_the_same(stage: Stage) -> None:
     replies = []
     for every in (1, 0):
-        served, _, _ = await pair(stage, story(*TEXT), story(*TEXT), every=every)
+        served, _, _ = await scripted_pair(
+            stage, story(*TEXT), story(*TEXT), warm_every_tokens=every
+        )
         replies.append(await ask(served))
     assert replies[0]["choices"] == replies[1]["choices"]
 
@@ -128,7 +118,9 @@ async def test_a_handoff_waits_for_the_warm_up_of_its_engine(
 ) -> None:
     monkeypatch.setattr(warming, "_PATIENCE_S", WAIT_S)
     reading, cue = Gate(), Gate()
-    served, _, small = await pair(stage, gated({" Now": cue}), reads_slowly(reading))
+    served, _, small = await scripted_pair(
+        stage, gated({" Now": cue}), reads_slowly(reading), warm_every_tokens=4
+    )
     asking = asyncio.create_task(ask(served))
     await within(WAIT_S, reading.reached.wait())
     cue.opened.set()
@@ -142,7 +134,9 @@ async def test_a_handoff_waits_for_the_warm_up_of_its_engine(
 
 async def test_one_that_takes_long_is_cut(stage: Stage) -> None:
     reading, cue = Gate(), Gate()
-    served, _, small = await pair(stage, gated({" Now": cue}), reads_slowly(reading))
+    served, _, small = await scripted_pair(
+        stage, gated({" Now": cue}), reads_slowly(reading), warm_every_tokens=4
+    )
     asking = asyncio.create_task(ask(served))
     await within(WAIT_S, reading.reached.wait())
     cue.opened.set()
@@ -153,7 +147,9 @@ async def test_one_that_takes_long_is_cut(stage: Stage) -> None:
 
 async def test_leaving_reaches_both_engines(stage: Stage) -> None:
     reading = Gate()
-    served, large, small = await pair(stage, gated({" Now": Gate()}), reads_slowly(reading))
+    served, large, small = await scripted_pair(
+        stage, gated({" Now": Gate()}), reads_slowly(reading), warm_every_tokens=4
+    )
     async with leaving(served.url, stream=True):
         await within(WAIT_S, reading.reached.wait())
     for engine in (large, small):
@@ -164,8 +160,11 @@ async def test_one_that_breaks_is_the_last_and_breaks_nothing(stage: Stage) -> N
     gates = spaced(WORDS, 4)
     waits = list(gates.values())
     goes_on = story(*TEXT)
-    served, _, small = await pair(
-        stage, gated(gates), lambda p: goes_on(p) if " Now" in p else [Reset()]
+    served, _, small = await scripted_pair(
+        stage,
+        gated(gates),
+        lambda p: goes_on(p) if " Now" in p else [Reset()],
+        warm_every_tokens=4,
     )
     asking = asyncio.create_task(ask(served))
     for gate in waits:
@@ -245,7 +244,7 @@ async def test_none_is_sent_where_it_does_not_pay(
     monkeypatch.setattr(
         Pace, "prefilled", lambda _, role, unread, seconds: told.append((role, unread))
     )
-    served, _, small = await pair(stage, story(*TEXT), story(*TEXT), every=1)
+    served, _, small = await scripted_pair(stage, story(*TEXT), story(*TEXT), warm_every_tokens=1)
     await ask(served)
     assert not warm_ups(small)
     assert (Role.SMALL, 14) in told
