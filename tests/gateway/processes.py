@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,8 @@ async def relaygen(
         yield Running(process, [])
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers as well
+            with suppress(ProcessLookupError):  # it may have ended just now, not yet told here
+                os.killpg(process.pid, signal.SIGKILL)  # its workers as well
             await process.wait()
 
 
