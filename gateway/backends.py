@@ -275,7 +275,7 @@ class ReplicaSet:
             replica.draining = replica.given in settings.draining
 
     def _replica(self, url: str, settings: Backend, tls: ssl.SSLContext | None) -> Replica:
-        upstream = _upstream(self._connections, url, settings, tls)
+        upstream = _upstream(self._connections, self.name, url, settings, tls)
         return Replica(upstream, settings, self._probe_s, self._health, name=self.name, given=url)
 
     async def choose(self, avoid: Collection[str] = (), model: str | None = None) -> Replica:
@@ -347,8 +347,12 @@ class ReplicaSet:
 
 
 def _upstream(
-    connections: Connections, url: str, settings: Backend, tls: ssl.SSLContext | None
+    connections: Connections,
+    name: str,
+    url: str,
+    settings: Backend,
+    tls: ssl.SSLContext | None,
 ) -> Upstream:
     bare = settings.engine == "openai" and not url.endswith("/v1")
     key = settings.api_key.get_secret_value() if settings.api_key else None
-    return Upstream(connections, url.removesuffix("/v1"), key, bare=bare, tls=tls)
+    return Upstream(connections, url.removesuffix("/v1"), key, name=name, bare=bare, tls=tls)

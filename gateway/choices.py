@@ -87,7 +87,7 @@ def _usage(generations: Sequence[Generation], usages: Sequence[Usage]) -> dict[s
     prompts = {id(g.prompts): g.prompts for g in generations}.values()
     if any(prompt.estimated for prompt in prompts):
         usage = usage + Usage(estimated=True)
-    handoffs = HandoffTimes([value for g in generations for value in g.handoffs.values])
+    handoffs = HandoffTimes([value for g in generations for value in g.observed.times.values])
     return usage_object(
         first.policy.name,
         usage,

@@ -95,6 +95,8 @@ class Gateway:
         metrics.refused_files(len({**self.refused, **self.policies.problems}))
         for policy, pace in self.relaying.paces.items():
             metrics.small_held(policy, pace.slower)
+        for served in self.policies.by_name.values():
+            metrics.calibrated_share(served)
 
     def serving(self, model: str) -> list[Replica]:
         """The replicas that serve a model, the best to ask first."""

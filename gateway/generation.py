@@ -17,12 +17,12 @@ from gateway.engines.tokenization import TAIL_CHARS, Prompt
 from gateway.errors import GatewayError, UpstreamError
 from gateway.estimate import estimate_tokens
 from gateway.extra import Extra
+from gateway.observed import Observed
 from gateway.openai_api import Ask, RawPrompt
 from gateway.pace import Pace, Paces, Timed
 from gateway.pairs import Pair, Side, check_shared_ids, open_pair, replicas_of, tool_side
 from gateway.phase import own_words, phase_of_chat, phase_of_text
 from gateway.relay import relay
-from gateway.replies import HandoffTimes
 from gateway.resuming import EARLY_S, Resuming, Rounds
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
@@ -52,6 +52,10 @@ class Relaying:
     paces: Paces = field(default_factory=Paces)
 
 
+def _ids_in(prefix: tuple[int, ...] | str) -> int:
+    return 0 if isinstance(prefix, str) else len(prefix)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """One prompt as each role's model wants it. `tokens` is its length, `estimated` if a guess."""
@@ -78,7 +82,7 @@ class Generation:
     pace: Pace
     first_token_s: float
     resuming: Resuming
-    handoffs: HandoffTimes
+    observed: Observed
     spent: Spent
     extra: Extra
     tools: Role | None
@@ -91,13 +95,17 @@ class Generation:
         self.spent.begin()
         decodes = (self._decode, self._aside)
         ahead = Ahead(self.policy, self.session, *decodes, self.pace, self.extra)
-        return relay(self.session, ahead, self.resuming.after, self.handoffs)
+        return relay(self.session, ahead, self.resuming.after, self.observed)
 
     async def _decode(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         role = request.role
         seat = self.seats.seat(role)
         side = seat.side
-        timed = Timed(role, self.policy, self.first_token_s, self.resuming.can_leave)
+        seen = self.observed
+        gaps = seen.gaps[role]
+        timed = Timed(role, self.policy, self.first_token_s, self.resuming.can_leave, gaps)
+        seen.sent[role] += len(seat.prompt.ids or ()) + _ids_in(request.prefix)
+        event: Event | None = None
         decode = side.decode(seat.prompt, request, self.sampling[role])
         failed = False
         try:
@@ -116,6 +124,7 @@ class Generation:
         finally:  # a decode that was cut has come this far
             self.pace.add(role, *timed.measured)
             if timed.began:
+                seen.read(role, event)
                 self.spent.add(role, timed.first_s, *timed.measured)
             if timed.began and not failed:
                 side.replica.succeeded()
@@ -254,7 +263,7 @@ class _Building:
             pace=pace,
             first_token_s=relaying.first_token_s,
             resuming=Resuming(policy.name, session, seats, settings, ask.resume),
-            handoffs=HandoffTimes(),
+            observed=Observed(),
             spent=Spent(),
             extra=Extra(),
             tools=self.tools,

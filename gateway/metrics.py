@@ -8,7 +8,7 @@ policies or from the lists below, so the number of series is bounded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Literal, get_args
@@ -25,15 +25,34 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.errors import Cause, GatewayError
 from gateway.extra import Extra
+from gateway.observed import GAP_EDGES, Gaps, Observed
+from gateway.spent import Spent
+from relaygen.events import Role
+from relaygen.policy import Policy
+from relaygen.state import Trigger
 from relaygen.usage import Usage
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 To = Literal["replica", "same", "role"]
 State = Literal["up", "down", "open", "draining"]
-_SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 1.0)
-_NO_EXTRA = Extra()
+_EFFICIENCIES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 1.0)
+_SHARES = tuple(step / 10 for step in range(1, 11))
+_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 # From a handoff over loopback to one that waits for a long prefill.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LONG_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+class _GapHistogram(Histogram):
+    """Takes what was counted while a generation ran: one call for all its tokens."""
+
+    def add(self, gaps: Gaps) -> None:
+        if not any(gaps.counts):
+            return
+        self._sum.inc(gaps.seconds)
+        for bucket, count in zip(self._buckets, gaps.counts, strict=True):
+            if count:
+                bucket.inc(count)
 
 
 class Metrics:
@@ -74,8 +93,86 @@ class Metrics:
         )
         self.tokens = Counter(
             "relaygen_tokens_total",
-            "Tokens kept in generations, by the role that decoded them.",
+            "Tokens kept in generations, by the role that decoded them and what they belong to.",
+            ("policy", "role", "phase"),
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "relaygen_time_to_first_token_seconds",
+            "From a request to the first text of a generation, the wait for its turn included.",
+            ("policy",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "relaygen_generation_seconds",
+            "From a request's turn to the end of a generation.",
+            ("policy",),
+            buckets=_LONG_S,
+            registry=registry,
+        )
+        self.gaps = _GapHistogram(
+            "relaygen_inter_token_seconds",
+            "Between two tokens of a decode, as they come from the engine.",
             ("policy", "role"),
+            buckets=GAP_EDGES,
+            registry=registry,
+        )
+        self.segments = Histogram(
+            "relaygen_segment_tokens",
+            "Length of the segments: kept tokens that one role wrote in one go.",
+            ("policy", "role"),
+            buckets=_LENGTHS,
+            registry=registry,
+        )
+        self.handoffs = Counter(
+            "relaygen_handoffs_total",
+            "Handoffs, by who goes on, why, and the cue where one was the cause.",
+            ("policy", "to", "trigger", "cue"),
+            registry=registry,
+        )
+        self.large_share = Histogram(
+            "relaygen_large_share",
+            "Of a whole generation: the share of its tokens that the large model decoded, 0..1.",
+            ("policy",),
+            buckets=_SHARES,
+            registry=registry,
+        )
+        self.calibrated_share = Gauge(
+            "relaygen_calibrated_large_share",
+            "Share of the large model that a policy's calibration expects, 0..1.",
+            ("policy",),
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.sent = Counter(
+            "relaygen_sent_tokens_total",
+            "Tokens of prompts and of what was written so far, sent to engines to go on from.",
+            ("policy", "role"),
+            registry=registry,
+        )
+        self.prefilled = Counter(
+            "relaygen_prefill_tokens_total",
+            "Of what engines were sent: tokens that they had to read, as far as they tell.",
+            ("policy", "role"),
+            registry=registry,
+        )
+        self.cached = Counter(
+            "relaygen_cached_tokens_total",
+            "Of what engines were sent: tokens that were in their prefix caches, as far as told.",
+            ("policy", "role"),
+            registry=registry,
+        )
+        self.phases = Counter(
+            "relaygen_phase_seconds_total",
+            "Where the time of generations went.",
+            ("policy", "phase"),
+            registry=registry,
+        )
+        self.upstream = Counter(
+            "relaygen_upstream_requests_total",
+            "Requests to engines, probes with them: how they went, by status or cause of failure.",
+            ("backend", "outcome", "code"),
             registry=registry,
         )
         self.discarded = Counter(
@@ -113,7 +210,7 @@ class Metrics:
             "relaygen_generation_efficiency",
             "Of a whole generation: the time that its engines alone would take over its own, 0..1.",
             ("policy",),
-            buckets=_SHARES,
+            buckets=_EFFICIENCIES,
             registry=registry,
         )
         self.in_flight = Gauge(
@@ -160,28 +257,64 @@ def _metrics() -> Metrics:
 
 
 def generation(
-    policy: str,
-    outcome: str,
-    usage: Usage,
-    handoff_ms: Iterable[tuple[str, float]] = (),
-    efficiency: float | None = None,
-    extra: Extra = _NO_EXTRA,
+    policy: Policy, outcome: str, usage: Usage, seen: Observed, spent: Spent, extra: Extra
 ) -> None:
     """A relayed generation ended: done, failed or cancelled."""
-    found = _metrics()
-    found.generations.labels(policy, outcome).inc()
-    found.tokens.labels(policy, "large").inc(usage.large_tokens)
-    found.tokens.labels(policy, "small").inc(usage.small_tokens)
-    found.discarded.labels(policy).inc(usage.discarded_tokens)
-    for role, milliseconds in handoff_ms:
-        found.handoff.labels(policy, role).observe(milliseconds / 1e3)
-    found.overlaps.labels(policy, "used").inc(extra.overlaps)
-    found.overlaps.labels(policy, "dropped").inc(extra.overlaps_dropped)
-    found.warm_ups.labels(policy, "done").inc(extra.warm_ups - extra.warm_ups_cut)
-    found.warm_ups.labels(policy, "cut").inc(extra.warm_ups_cut)
-    found.extra.labels(policy).inc(extra.tokens)
-    if efficiency is not None:
-        found.efficiency.labels(policy).observe(efficiency)
+    found, name = _metrics(), policy.name
+    found.generations.labels(name, outcome).inc()
+    _tokens(found, name, usage, seen)
+    _times(found, name, seen, spent)
+    _segments(found, policy, seen)
+    _extra(found, name, extra)
+    if (efficiency := spent.efficiency(usage)) is not None:
+        found.efficiency.labels(name).observe(efficiency)
+    if usage.completion_tokens:
+        found.large_share.labels(name).observe(usage.large_utilization)
+
+
+def _tokens(found: Metrics, name: str, usage: Usage, seen: Observed) -> None:
+    kept = {
+        Role.LARGE: (usage.large_tokens, usage.large_reasoning),
+        Role.SMALL: (usage.small_tokens, usage.small_reasoning),
+    }
+    for role, (tokens, reasoning) in kept.items():
+        found.tokens.labels(name, role, "reasoning").inc(reasoning)
+        found.tokens.labels(name, role, "answer").inc(tokens - reasoning)
+        found.sent.labels(name, role).inc(seen.sent[role])
+        found.prefilled.labels(name, role).inc(seen.prefilled[role])
+        found.cached.labels(name, role).inc(seen.cached[role])
+    found.discarded.labels(name).inc(usage.discarded_tokens)
+
+
+def _times(found: Metrics, name: str, seen: Observed, spent: Spent) -> None:
+    if seen.first_at is not None:
+        found.first_token.labels(name).observe(spent.since_asked(seen.first_at))
+    if spent.lasted:
+        found.duration.labels(name).observe(spent.prepare + spent.lasted)
+    for role, milliseconds in seen.times.values:
+        found.handoff.labels(name, role).observe(milliseconds / 1e3)
+    for role, gaps in seen.gaps.items():
+        found.gaps.labels(name, role).add(gaps)
+    for phase, seconds in spent.phases():
+        found.phases.labels(name, phase).inc(seconds)
+
+
+def _segments(found: Metrics, policy: Policy, seen: Observed) -> None:
+    for segment in seen.segments:
+        found.segments.labels(policy.name, segment.role).observe(segment.tokens)
+    for handoff in seen.handoffs:
+        # Only a policy's own words are labels.
+        by_cue = handoff.trigger is Trigger.CUE and handoff.text in policy.cues.words
+        cue = handoff.text if by_cue else ""
+        found.handoffs.labels(policy.name, handoff.target, handoff.trigger, cue).inc()
+
+
+def _extra(found: Metrics, name: str, extra: Extra) -> None:
+    found.overlaps.labels(name, "used").inc(extra.overlaps)
+    found.overlaps.labels(name, "dropped").inc(extra.overlaps_dropped)
+    found.warm_ups.labels(name, "done").inc(extra.warm_ups - extra.warm_ups_cut)
+    found.warm_ups.labels(name, "cut").inc(extra.warm_ups_cut)
+    found.extra.labels(name).inc(extra.tokens)
 
 
 def never_began(policy: str, choices: int) -> None:
@@ -192,6 +325,17 @@ def never_began(policy: str, choices: int) -> None:
 def resumed(policy: str, role: str, to: To, cause: Cause) -> None:
     """A decode of `role` broke and is gone on with."""
     _metrics().resumes.labels(policy, role, to, cause).inc()
+
+
+def upstream_answered(backend: str, status: int) -> None:
+    """An engine answered a request."""
+    outcome = "answered" if status < 400 else "refused" if status < 500 else "failed"
+    _metrics().upstream.labels(backend, outcome, str(status)).inc()
+
+
+def upstream_unanswered(backend: str, cause: Cause) -> None:
+    """A request to an engine had no answer."""
+    _metrics().upstream.labels(backend, "failed", cause).inc()
 
 
 def upstream_failed(backend: str, cause: Cause) -> None:
@@ -238,6 +382,13 @@ def replicas(backend: str, counts: Mapping[State, int]) -> None:
 def refused_files(count: int) -> None:
     """How many files' present content is not in force."""
     _metrics().refused_files.set(count)
+
+
+def calibrated_share(policy: Policy) -> None:
+    """What the policy's calibration expects; nothing where it says nothing."""
+    share = policy.expected_large_share
+    if share is not None:
+        _metrics().calibrated_share.labels(policy.name).set(share)
 
 
 def small_held(policy: str, held: bool) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.errors import UpstreamError
+from gateway.observed import Gaps
 from gateway.prefill import Prefill
 from relaygen.events import DecodeChunk, Event, Role
 from relaygen.policy import Policy
@@ -134,8 +135,10 @@ class Timed:
         policy: Policy,
         first_token_s: float,
         can_leave: Callable[[Role], bool],
+        gaps: Gaps | None = None,
     ) -> None:
         self._role = role
+        self._gaps = gaps or Gaps()
         self._asked = policy.slow.of(role)
         self._first_token_s = first_token_s
         self._can_leave = can_leave
@@ -158,8 +161,10 @@ class Timed:
         """The next event came."""
         now = time.perf_counter()
         if type(event) is DecodeChunk and self._asked_at - self._last < _PAUSED_S:
-            self._tokens += len(event.pieces)
-            self._seconds += now - self._last
+            tokens, seconds = len(event.pieces), now - self._last
+            self._tokens += tokens
+            self._seconds += seconds
+            self._gaps.add(seconds, tokens)
         self._last = now
 
     def taken(self) -> None:

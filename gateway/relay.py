@@ -9,8 +9,8 @@ from typing import Protocol
 
 from gateway.ahead import Ahead
 from gateway.errors import GatewayError
+from gateway.observed import Observed
 from gateway.overlap import Events
-from gateway.replies import HandoffTimes
 from relaygen.events import DecodeFailed, Output
 from relaygen.session import RelaySession
 
@@ -22,7 +22,7 @@ class Resume(Protocol):
 
 
 async def relay(
-    session: RelaySession, ahead: Ahead, resume: Resume, handoffs: HandoffTimes
+    session: RelaySession, ahead: Ahead, resume: Resume, observed: Observed
 ) -> AsyncGenerator[list[Output]]:
     """The session's outputs, as each read of a stream brings them.
 
@@ -39,12 +39,14 @@ async def relay(
                 async for event in events:
                     if left is not None:
                         seconds, left = time.perf_counter() - left, None
-                        handoffs.values.append((request.role, seconds * 1e3))
+                        observed.times.values.append((request.role, seconds * 1e3))
                         ahead.first_came(seconds)
                     outputs = session.receive(event)
                     if not session.decoding:
                         left = time.perf_counter()
+                        observed.ended(outputs, session.usage)
                     if outputs:
+                        observed.came()
                         started = True
                         yield outputs
                     if watches:
@@ -53,6 +55,7 @@ async def relay(
                         break
             except GatewayError as error:
                 outputs = await _after(error, session, resume, started=started)
+                observed.ended(outputs, session.usage)
                 if outputs:
                     started = True
                     yield outputs

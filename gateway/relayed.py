@@ -154,14 +154,16 @@ async def _written(
 def _log(generation: Generation, outcome: State, seconds: float) -> None:
     """`outcome` is the whole reply's: what its other choices and a tool's call came to."""
     session, usage = generation.session, generation.session.usage
-    name, times = generation.policy.name, generation.handoffs
+    policy, seen, spent = generation.policy, generation.observed, generation.spent
     if session.state is State.DONE and generation.tools is None:
         outcome = State.DONE
-    efficiency = generation.spent.efficiency(usage)
-    metrics.generation(name, outcome, usage, times.values, efficiency, generation.extra)
+    spent.cut()
+    seen.closed(session.role, usage)
+    metrics.generation(policy, outcome, usage, seen, spent, generation.extra)
+    efficiency = spent.efficiency(usage)
     log.info(
         "generation",
-        policy=name,
+        policy=policy.name,
         choice=generation.index,
         outcome=outcome,
         handoff=session.handoff,
@@ -171,7 +173,7 @@ def _log(generation: Generation, outcome: State, seconds: float) -> None:
         discarded_tokens=usage.discarded_tokens,
         handoffs=usage.handoffs,
         resumes=usage.resumes,
-        handoff_ms_p50=times.median(),
+        handoff_ms_p50=seen.times.median(),
         efficiency=None if efficiency is None else round(efficiency, 4),
         ignored=_ignored(generation),
         seconds=round(seconds, 4),

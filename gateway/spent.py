@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,13 +30,40 @@ class Spent:
     decodes: Counter[Role] = field(default_factory=Counter)
     total: float = 0.0
     """From the first decode to the end of the last one."""
+    lasted: float = 0.0
+    """The same where it was cut."""
     _began: float = 0.0
 
     def begin(self) -> None:
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        self.total = time.perf_counter() - self._began
+        """The last decode came to its own end."""
+        self.cut()
+        self.total = self.lasted
+
+    def cut(self) -> None:
+        """There are no more decodes; after the end it changes nothing."""
+        if self._began and not self.total:
+            self.lasted = time.perf_counter() - self._began
+
+    def since_asked(self, moment: float) -> float:
+        """From the request to a moment of its decodes, by time.perf_counter()."""
+        return self.queue + self.prepare + moment - self._began
+
+    @property
+    def own(self) -> float:
+        """What no engine took of the time from the first decode on."""
+        return max(0.0, self.lasted - sum(self.first.values()) - sum(self.decoding.values()))
+
+    def phases(self) -> Iterator[tuple[str, float]]:
+        """All of the time, by what it went to."""
+        yield "queue", self.queue
+        yield "prepare", self.prepare
+        for role in Role:
+            yield f"prefill_{role}", self.first[role]
+            yield f"decode_{role}", self.decoding[role]
+        yield "own", self.own
 
     def add(self, role: Role, first: float, tokens: int, seconds: float) -> None:
         """A decode is over."""
@@ -56,7 +83,7 @@ class Spent:
         return seconds
 
     def efficiency(self, usage: Usage) -> float | None:
-        """Ideal over actual time, 0..1; None where nothing was timed."""
+        """Ideal over actual time, 0..1; None where it was cut."""
         return min(1.0, self.ideal(usage) / self.total) if self.total else None
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 from multidict import CIMultiDict
 
+from gateway import metrics
 from gateway.connections import Address, Connections
 from gateway.errors import BusyError, GatewayError, RequestError, UpstreamError
 from gateway.http1 import Response
@@ -45,12 +46,15 @@ class Upstream:
         url: str,
         api_key: str | None = None,
         *,
+        name: str = "",
         bare: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.connections = connections
         self._address = Address.of(url, tls)
         self.url = url
+        self._name = name
+        """The backend's, for metrics."""
         self._bare = bare
         """Whether the API lies at the URL itself, with no /v1 (DeepSeek's .../beta)."""
         self._key = api_key
@@ -99,9 +103,14 @@ class Upstream:
         try:
             request = self._request(method, path, data, headers)
             bodiless = method == "HEAD"
-            connection, response = await self.connections.send(
-                self._address, request, bodiless=bodiless
-            )
+            try:
+                connection, response = await self.connections.send(
+                    self._address, request, bodiless=bodiless
+                )
+            except UpstreamError as error:
+                metrics.upstream_unanswered(self._name, error.cause)
+                raise
+            metrics.upstream_answered(self._name, response.status)
             try:
                 yield response
             finally:

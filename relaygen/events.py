@@ -55,10 +55,13 @@ class DecodeChunk:
     """Zero, one or many tokens, as one read of the stream brought them.
 
     `estimated` says that the engine told no counts, and that those of the pieces are a guess.
+    `read` is how many tokens it was sent, and how many of them it had in its prefix cache; None
+    where it has not told.
     """
 
     pieces: tuple[Piece, ...]
     estimated: bool = False
+    read: tuple[int, int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,12 @@ class DecodeFinished:
 
     `reason` is the engine's: "stop" (the model ended its turn), "length", or another.
     `tokens` counts all tokens of this decode, the end of turn with them; None where not told.
+    `read` is as in DecodeChunk.
     """
 
     reason: str
     tokens: int | None = None
+    read: tuple[int, int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

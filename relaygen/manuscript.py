@@ -80,7 +80,7 @@ class Manuscript:
         if told is None:
             return lagging
         if guessed:  # now it is told how many they were
-            self.ledger.keep(told - received, large=large)
+            self.ledger.keep(told - received, large=large, reasoning=self._reasoning)
             return 0
         return max(0, told - received) + lagging
 
@@ -124,8 +124,12 @@ class Manuscript:
         """The client's stop string that was found, if one was."""
         return self._transcript.stop
 
+    @property
+    def _reasoning(self) -> bool:
+        return self._transcript.kind is DeltaKind.REASONING
+
     def _count(self, role: Role, count: int) -> None:
-        self.ledger.keep(count, large=role is Role.LARGE)
+        self.ledger.keep(count, large=role is Role.LARGE, reasoning=self._reasoning)
         self.segment_tokens += count
         self.decode_tokens += count
 

@@ -169,6 +169,13 @@ class Policy(_Section):
         """Whether engines are asked for what may not be needed."""
         return self.overlap or self.warm_every_tokens > 0
 
+    @property
+    def expected_large_share(self) -> float | None:
+        """Share of the tokens that calibration expects of the large model, 0..1, if it says so."""
+        expected = self.calibration.get("expected")
+        small = expected.get("small_share") if isinstance(expected, dict) else None
+        return 1 - small if isinstance(small, float) and 0 <= small <= 1 else None
+
     def stands_in(self, role: Role) -> bool:
         """Whether the other role goes on where this one's engines fail."""
         said = self.on_failure.large if role is Role.LARGE else self.on_failure.small

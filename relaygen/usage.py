@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,9 @@ class Usage:
     resumes: int = 0
     """Decodes that broke, and that the generation outlived."""
     estimated: bool = False
+    large_reasoning: int = field(default=0, compare=False)
+    """Of `large_tokens`: those of the thinking."""
+    small_reasoning: int = field(default=0, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -28,6 +31,8 @@ class Usage:
             self.handoffs + other.handoffs,
             self.resumes + other.resumes,
             self.estimated or other.estimated,
+            self.large_reasoning + other.large_reasoning,
+            self.small_reasoning + other.small_reasoning,
         )
 
     @property
@@ -47,28 +52,47 @@ class Usage:
 class Ledger:
     """Counts tokens by what became of them."""
 
-    __slots__ = ("discarded", "estimated", "handoffs", "large", "resumes", "small")
+    __slots__ = (
+        "discarded",
+        "estimated",
+        "handoffs",
+        "large",
+        "large_reasoning",
+        "resumes",
+        "small",
+        "small_reasoning",
+    )
 
     def __init__(self) -> None:
         self.large = self.small = self.discarded = self.handoffs = self.resumes = 0
+        self.large_reasoning = self.small_reasoning = 0
         self.estimated = False
 
     @property
     def kept(self) -> int:
         return self.large + self.small
 
-    def keep(self, count: int, *, large: bool) -> None:
+    def keep(self, count: int, *, large: bool, reasoning: bool = False) -> None:
         if large:
             self.large += count
+            self.large_reasoning += count * reasoning
         else:
             self.small += count
+            self.small_reasoning += count * reasoning
 
     def withdraw(self) -> None:
         """What was kept is not, after all."""
         self.discarded += self.kept
-        self.large = self.small = 0
+        self.large = self.small = self.large_reasoning = self.small_reasoning = 0
 
     def usage(self) -> Usage:
         return Usage(
-            self.large, self.small, self.discarded, self.handoffs, self.resumes, self.estimated
+            self.large,
+            self.small,
+            self.discarded,
+            self.handoffs,
+            self.resumes,
+            self.estimated,
+            self.large_reasoning,
+            self.small_reasoning,
         )

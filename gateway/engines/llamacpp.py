@@ -8,7 +8,7 @@ from typing import Any
 from gateway.engines.answers import ids_in, text_in
 from gateway.engines.base import Engine, Identity, Sampling, with_max_tokens
 from gateway.engines.chat import Prefill
-from gateway.engines.reading import ChunkReader
+from gateway.engines.reading import ChunkReader, told_prompt
 from gateway.engines.tokenization import Prompt
 from relaygen.events import DecodeRequest, Piece, TopLogprob
 
@@ -113,9 +113,14 @@ class LlamaCppReader(ChunkReader):
 
     def _count(self, chunk: dict[str, Any], entries: int) -> int:
         """Tokens since the last chunk: more than one where some ended inside a character."""
-        predicted = (chunk.get("timings") or {}).get("predicted_n")
+        timings = chunk.get("timings") or {}
+        predicted = timings.get("predicted_n")
         if predicted is None:
             return entries or 1
+        if self.prompt is None:
+            read, cached = timings.get("prompt_n"), timings.get("cache_n")
+            if type(read) is int and type(cached) is int:
+                self.prompt = told_prompt(read + cached, cached)
         new = int(predicted) - self._predicted
         self._predicted = int(predicted)
         return new

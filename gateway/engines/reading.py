@@ -26,11 +26,14 @@ class ChunkReader(ABC):
         """Whether nothing more will come: [DONE], or what the dialect has in its place."""
         self.estimated = False
         """Whether the pieces' token counts are estimates."""
+        self.prompt: tuple[int, int] | None = None
+        """Tokens that the engine was sent, and those of them that its prefix cache had."""
 
     def read(self, chunk: dict[str, Any]) -> list[Piece]:
         if usage := chunk.get("usage"):
             told = usage.get("completion_tokens")
             self.tokens = told if type(told) is int else None
+            self.prompt = _prompt(usage) or self.prompt
         choices = chunk.get("choices")
         if not choices:
             return []
@@ -45,6 +48,20 @@ class ChunkReader(ABC):
 
     @abstractmethod
     def _pieces(self, choice: dict[str, Any], chunk: dict[str, Any]) -> list[Piece]: ...
+
+
+def _prompt(usage: dict[str, Any]) -> tuple[int, int] | None:
+    """What a usage says of the prompt, where it says both."""
+    sent, details = usage.get("prompt_tokens"), usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return told_prompt(sent, cached)
+
+
+def told_prompt(sent: object, cached: object) -> tuple[int, int] | None:
+    """Counts that an engine told; None where they are none."""
+    if type(sent) is int and type(cached) is int and 0 <= cached <= sent:
+        return sent, cached
+    return None
 
 
 # What servers call it when the model ended its turn.
@@ -68,7 +85,7 @@ async def events_of(
         while chunk := await read():
             pieces, broken = _read(chunk, decoder, reader, url)
             if pieces:
-                yield DecodeChunk(tuple(pieces), reader.estimated)
+                yield DecodeChunk(tuple(pieces), reader.estimated, reader.prompt)
             if broken is not None:
                 raise broken
             if reader.done and reader.finish is not None:
@@ -83,7 +100,7 @@ async def events_of(
         ).of("truncated")
     if reader.finish in ("abort", "error"):
         raise UpstreamError(f"The engine at {url} aborted the generation")
-    yield DecodeFinished(reader.finish, reader.tokens)
+    yield DecodeFinished(reader.finish, reader.tokens, reader.prompt)
 
 
 def _read(

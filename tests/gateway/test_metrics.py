@@ -17,6 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway import metrics
 from gateway.cli import main
 from gateway.errors import RequestError, UpstreamError
+from gateway.extra import Extra
+from gateway.observed import Observed
+from gateway.spent import Spent
+from relaygen.events import Handoff, Role
+from relaygen.policy import Policy, load_policy
+from relaygen.state import Trigger
 from relaygen.usage import Usage
 from tests.gateway.fakes import FakeVllm, Gate, Tokenizer, writes
 from tests.gateway.fakes.script import silence, story
@@ -77,6 +83,17 @@ async def counted(served: Served) -> Counted:
     return found
 
 
+def _tokens(found: Samples, role: str) -> float:
+    """Of both phases."""
+    labels = 'phase="{}",policy="pair",role="{}"'
+    names = (labels.format(phase, role) for phase in ("reasoning", "answer"))
+    return sum(found.get(f"relaygen_tokens_total{{{name}}}", 0) for name in names)
+
+
+def _sum(found: Samples, beginning: str) -> float:
+    return sum(value for name, value in found.items() if name.startswith(beginning))
+
+
 # ---- what is counted ----------------------------------------------------------------------------
 
 
@@ -89,14 +106,78 @@ async def test_a_generation_is_counted_with_its_tokens(stage: Stage) -> None:
     found = await count.look()
     assert found['relaygen_generations_total{outcome="done",policy="pair"}'] == 1
     for role in ("large", "small"):
-        name = f'relaygen_tokens_total{{policy="pair",role="{role}"}}'
-        assert found[name] == usage[f"{role}_tokens"] > 0
+        assert _tokens(found, role) == usage[f"{role}_tokens"] > 0
     discarded = found.get('relaygen_discarded_tokens_total{policy="pair"}', 0)
     assert discarded == usage["discarded_tokens"]
     for role in ("large", "small"):
         labels = f'{{policy="pair",to="{role}"}}'
         assert found[f"relaygen_handoff_seconds_count{labels}"] > 0
         assert 0 < found[f"relaygen_handoff_seconds_sum{labels}"] < WAIT_S
+
+
+async def test_what_a_generation_did_is_counted(stage: Stage) -> None:
+    same = Tokenizer()
+    large, small = (FakeVllm(story(*STORY), model=m, tokenizer=same) for m in ("big", "tiny"))
+    served = await stage.pair(large, small)
+    count = await counted(served)
+    usage = (await ask(served))["usage"]["relaygen"]
+    found = await count.look()
+    both = usage["large_tokens"] + usage["small_tokens"]
+    assert _sum(found, "relaygen_segment_tokens_sum") == both
+    assert _sum(found, "relaygen_segment_tokens_count") == usage["segments"]
+    assert _sum(found, "relaygen_handoffs_total") == usage["handoffs"]
+    cues = [name for name in found if name.startswith("relaygen_handoffs_total") and "cue" in name]
+    assert any('cue="Now"' in name and 'trigger="cue"' in name for name in cues)
+    assert any('cue=""' in name and 'trigger="boundary"' in name for name in cues)
+    for name in ("time_to_first_token_seconds", "generation_seconds", "large_share"):
+        assert found[f'relaygen_{name}_count{{policy="pair"}}'] == 1
+    share = found['relaygen_large_share_sum{policy="pair"}']
+    assert share == pytest.approx(usage["large_utilization"], abs=1e-4)
+    assert found['relaygen_phase_seconds_total{phase="prefill_large",policy="pair"}'] > 0
+    sent = sum(len(decode.body["prompt"]) for decode in large.decodes)
+    assert found['relaygen_sent_tokens_total{policy="pair",role="large"}'] == sent
+    answered = 'relaygen_upstream_requests_total{backend="large",code="200",outcome="answered"}'
+    assert found[answered] >= len(large.decodes)
+
+
+async def test_tokens_that_came_together_share_their_time(stage: Stage) -> None:
+    served = await stage.pair(FakeVllm(model="big"), FakeVllm(model="tiny"))
+    count = await counted(served)
+    _all_counted()  # two tokens of the large model, 20 ms after the one before
+    found = await count.look()
+    labels = 'policy="pair",role="large"'
+    assert found[f"relaygen_inter_token_seconds_sum{{{labels}}}"] == pytest.approx(0.02)
+    for edge, tokens in ((0.005, 0), (0.01, 2), (1.0, 2)):
+        bucket = f'relaygen_inter_token_seconds_bucket{{le="{edge}",{labels}}}'
+        assert found.get(bucket, 0) == tokens
+
+
+async def test_reasoning_and_answer_are_counted_apart(stage: Stage) -> None:
+    large = FakeVllm(writes("<think>", "one", "two", "</think>"), model="big")
+    small = FakeVllm(writes("the", "answer"), model="tiny")
+    served = await stage.pair(large, small)
+    count = await counted(served)
+    usage = (await ask(served))["usage"]["relaygen"]
+    found = await count.look()
+    labels = 'policy="pair",role="small"'
+    assert usage["small_tokens"] > 0
+    answer = found[f'relaygen_tokens_total{{phase="answer",{labels}}}']
+    assert answer == usage["small_tokens"]
+    assert f'relaygen_tokens_total{{phase="reasoning",{labels}}}' not in found
+    assert found['relaygen_tokens_total{phase="reasoning",policy="pair",role="large"}'] >= 2
+
+
+async def test_what_engines_had_cached_is_counted(stage: Stage) -> None:
+    large = FakeVllm(writes("one", "two"), model="big")
+    large.cached = 1
+    served = await stage.pair(large, FakeVllm(model="tiny"))
+    count = await counted(served)
+    await ask(served)
+    found = await count.look()
+    labels = '{policy="pair",role="large"}'
+    sent = found[f"relaygen_sent_tokens_total{labels}"]
+    assert found[f"relaygen_cached_tokens_total{labels}"] == 1
+    assert found[f"relaygen_prefill_tokens_total{labels}"] == sent - 1
 
 
 async def test_a_client_that_leaves_is_counted_as_cancelled(stage: Stage) -> None:
@@ -152,7 +233,7 @@ async def test_what_an_engine_refuses_is_no_label(stage: Stage, status: int) -> 
     large.refusals["/v1/completions"] = (status, said)
     with pytest.raises(openai.APIStatusError):
         await ask(served)
-    assert not [name for name in await count.look() if "refused" in name]
+    assert not [name for name in await count.look() if name.startswith("relaygen_refused_total")]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +270,22 @@ async def test_replicas_are_counted_by_state(stage: Stage) -> None:
 # ---- how it is written --------------------------------------------------------------------------
 
 
+def _policy() -> Policy:
+    share = "calibration: {expected: {small_share: 0.4}}"
+    models = "".join(f"{role}: {{backend: {role}, model: m}}\n" for role in Role)
+    return load_policy(f"version: 1\nname: {POLICY}\n{models}cues: {{words: [Now]}}\n{share}", "")
+
+
 def _all_counted() -> None:
-    metrics.generation(POLICY, "done", Usage(3, 4, 1, 2), [("large", 1.5), ("small", 2.5)])
+    seen, spent = Observed(), Spent(prepare=0.1, total=0.5, lasted=0.5)
+    seen.times.values += [(Role.LARGE, 1.5), (Role.SMALL, 2.5)]
+    seen.came()
+    seen.ended([Handoff(Role.LARGE, Role.SMALL, Trigger.CUE, "Now", 1)], Usage(3))
+    seen.closed(Role.SMALL, Usage(3, 4))
+    seen.gaps[Role.LARGE].add(0.02, 2)
+    metrics.generation(_policy(), "done", Usage(3, 4, 1, 2), seen, spent, Extra())
+    metrics.calibrated_share(_policy())
+    metrics.upstream_answered("large", 200)
     metrics.resumed(POLICY, "large", "replica", "reset")
     metrics.upstream_failed("large", "connect")
     metrics.refused("invalid_api_key")
@@ -204,7 +299,19 @@ NAMES = {
     "relaygen_refused": ("counter", {"code"}),
     "relaygen_internal_errors": ("counter", set()),
     "relaygen_refused_files": ("gauge", set()),
-    "relaygen_tokens": ("counter", {"policy", "role"}),
+    "relaygen_tokens": ("counter", {"policy", "role", "phase"}),
+    "relaygen_time_to_first_token_seconds": ("histogram", {"policy", "le"}),
+    "relaygen_generation_seconds": ("histogram", {"policy", "le"}),
+    "relaygen_inter_token_seconds": ("histogram", {"policy", "role", "le"}),
+    "relaygen_segment_tokens": ("histogram", {"policy", "role", "le"}),
+    "relaygen_handoffs": ("counter", {"policy", "to", "trigger", "cue"}),
+    "relaygen_large_share": ("histogram", {"policy", "le"}),
+    "relaygen_calibrated_large_share": ("gauge", {"policy"}),
+    "relaygen_sent_tokens": ("counter", {"policy", "role"}),
+    "relaygen_prefill_tokens": ("counter", {"policy", "role"}),
+    "relaygen_cached_tokens": ("counter", {"policy", "role"}),
+    "relaygen_phase_seconds": ("counter", {"policy", "phase"}),
+    "relaygen_upstream_requests": ("counter", {"backend", "outcome", "code"}),
     "relaygen_discarded_tokens": ("counter", {"policy"}),
     "relaygen_handoff_seconds": ("histogram", {"policy", "to", "le"}),
     "relaygen_overlaps": ("counter", {"policy", "outcome"}),
@@ -283,7 +390,7 @@ async def test_workers_are_added_up_and_leave_nothing(stage: Stage) -> None:
         gate.opened.set()
         done = 'relaygen_generations_total{outcome="done",policy="pair"}'
         found = await _until_sum(url, done, 6)
-        assert found['relaygen_tokens_total{policy="pair",role="large"}'] >= 6
+        assert _tokens(found, "large") >= 6
         await _until_sum(url, "relaygen_in_flight", 0)
         for leaves in open_now:
             await leaves.__aexit__(None, None, None)

@@ -85,7 +85,10 @@ class Reply:
 
     def usage(self) -> Body:
         asked, made = len(self.prompt), self.made
-        return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+        usage: Body = {"prompt_tokens": asked, "completion_tokens": made}
+        if self.engine.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.engine.cached}
+        return {**usage, "total_tokens": asked + made}
 
     @property
     def wants_usage(self) -> bool:

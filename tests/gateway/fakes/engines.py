@@ -57,6 +57,8 @@ class FakeEngine(FakeServer):
         self.whole_reply = b'{"id": "whole",  "choices": []}'
         self.dies_on_reuse: Literal["close", "reset", None] = None
         self.dies_always = False
+        self.cached: int | None = None
+        """Prompt tokens that a usage tells to have been cached."""
         self.tokens_per_chunk = 1
         self.line_end = b"\n"
         self.comments = False
