@@ -19,6 +19,7 @@ from gateway.middleware import frame, on_prepare
 from gateway.policies import PolicyStore
 from gateway.reloading import RELOADER, Reloader, Source, Watchers, started
 from gateway.settings import Backend, Settings
+from gateway.tracing import tracing_of
 
 
 async def _expected(request: web.Request) -> None:
@@ -68,6 +69,7 @@ def build_app(settings: Settings, source: Source | None = None) -> web.Applicati
                 task.cancel()
             await asyncio.wait(tasks)
             await watchers.close()
+            await asyncio.to_thread(gateway.relaying.tracing.close)
 
     app.cleanup_ctx.append(running)
     return app
@@ -92,7 +94,12 @@ def _gateway(settings: Settings, connections: Connections) -> Gateway:
         backends,
         KeyStore(settings.api_keys),
         Admission(settings.limits),
-        Relaying(backends, settings.resume, settings.timeouts.first_token),
+        Relaying(
+            backends,
+            settings.resume,
+            settings.timeouts.first_token,
+            tracing=tracing_of(settings.tracing),
+        ),
     )
 
 

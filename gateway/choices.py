@@ -77,6 +77,7 @@ def _finish(
     match output:
         case Finished(reason, usage, stop):
             usages.append(usage)
+            generation.observed.finish = reason
             return [reply.finish_chunk(generation.index, reason, stop, generation.writer)]
     return []
 

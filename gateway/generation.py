@@ -27,6 +27,7 @@ from gateway.resuming import EARLY_S, Resuming, Rounds
 from gateway.seats import Seats
 from gateway.settings import ResumeSettings
 from gateway.spent import Spent
+from gateway.tracing import ReplySpan, Tracing
 from relaygen.events import DecodeRequest, Event, Output, Role
 from relaygen.policy import Policy, Thinking
 from relaygen.session import Limits, RelaySession
@@ -50,6 +51,7 @@ class Relaying:
     resume: ResumeSettings
     first_token_s: float
     paces: Paces = field(default_factory=Paces)
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 def _ids_in(prefix: tuple[int, ...] | str) -> int:
@@ -85,6 +87,7 @@ class Generation:
     observed: Observed
     spent: Spent
     extra: Extra
+    span: ReplySpan
     tools: Role | None
     """Who writes what follows the thinking, where the session does not."""
     held: frozenset[Role]
@@ -105,11 +108,11 @@ class Generation:
         gaps = seen.gaps[role]
         timed = Timed(role, self.policy, self.first_token_s, self.resuming.can_leave, gaps)
         seen.sent[role] += len(seat.prompt.ids or ()) + _ids_in(request.prefix)
-        event: Event | None = None
-        decode = side.decode(seat.prompt, request, self.sampling[role])
+        traced = self.span.decode(side, request, self.index, timed)
         failed = False
         try:
-            with side.failing():
+            with side.failing(), traced as headers:
+                decode = side.decode(seat.prompt, request, self._sampling(role, headers))
                 async with aclosing(decode):
                     event = await timed.first(decode, side.engine.url)
                     yield event
@@ -124,7 +127,7 @@ class Generation:
         finally:  # a decode that was cut has come this far
             self.pace.add(role, *timed.measured)
             if timed.began:
-                seen.read(role, event)
+                seen.read(role, timed.event)
                 self.spent.add(role, timed.first_s, *timed.measured)
             if timed.began and not failed:
                 side.replica.succeeded()
@@ -132,7 +135,12 @@ class Generation:
     def _aside(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         """A decode that the generation does not read: nor does it tell of the engine's health."""
         seat = self.seats.seat(request.role)
-        return seat.side.decode(seat.prompt, request, self.sampling[request.role])
+        sampling = self._sampling(request.role, self.span.headers)
+        return seat.side.decode(seat.prompt, request, sampling)
+
+    def _sampling(self, role: Role, headers: Mapping[str, str]) -> Sampling:
+        given = self.sampling[role]
+        return replace(given, headers=headers) if headers else given
 
     def _held(self) -> frozenset[Role]:
         """The role that is better not handed to now: its engines are down, fail or are slow."""
@@ -148,7 +156,9 @@ class Generation:
 
 
 @asynccontextmanager
-async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterator[list[Generation]]:
+async def prepared(
+    policy: Policy, ask: Ask, relaying: Relaying, span: ReplySpan
+) -> AsyncIterator[list[Generation]]:
     """Takes the engines, until the block ends, and renders the prompts: one entry a choice.
 
     An engine that fails here is passed over for another. Raises GatewayError for what stands
@@ -158,7 +168,7 @@ async def prepared(policy: Policy, ask: Ask, relaying: Relaying) -> AsyncIterato
     rounds = Rounds(EARLY_S if relaying.resume.attempts else 0.0, patient=False)
     while True:
         try:
-            generations = await _prepare(policy, ask, relaying, failed)
+            generations = await _prepare(policy, ask, relaying, failed, span)
             break
         except UpstreamError as error:
             if not await _passed_over(error, failed, policy, ask, relaying.backends, rounds):
@@ -205,14 +215,20 @@ def _spare(
 
 
 async def _prepare(
-    policy: Policy, ask: Ask, relaying: Relaying, avoid: Mapping[str, UpstreamError]
+    policy: Policy,
+    ask: Ask,
+    relaying: Relaying,
+    avoid: Mapping[str, UpstreamError],
+    span: ReplySpan,
 ) -> list[Generation]:
     with ExitStack() as opening:
         pair = await open_pair(policy, relaying.backends, ask.roles, avoid, opening)
-        return await _choices(policy, ask, relaying, pair)
+        return await _choices(policy, ask, relaying, pair, span)
 
 
-async def _choices(policy: Policy, ask: Ask, relaying: Relaying, pair: Pair) -> list[Generation]:
+async def _choices(
+    policy: Policy, ask: Ask, relaying: Relaying, pair: Pair, span: ReplySpan
+) -> list[Generation]:
     check_shared_ids(ask, pair)
     if ask.ids and pair.handoff != "tokens" and ask.solo is None:
         raise ServedWholeError(f"{ask.ids}, and {pair.why}")
@@ -223,7 +239,7 @@ async def _choices(policy: Policy, ask: Ask, relaying: Relaying, pair: Pair) -> 
         raise ServedWholeError(f"{ask.form}, and the template leaves no thinking to relay")
     close_ids = await _close_ids(policy, pair)
     choices = [found for found in zip(raws, prompts, strict=True) for _ in range(ask.n)]
-    build = _Building(policy, ask, relaying, pair, close_ids, tools)
+    build = _Building(policy, ask, relaying, pair, span, close_ids, tools)
     return [build.generation(index, raw, prompt) for index, (raw, prompt) in enumerate(choices)]
 
 
@@ -235,6 +251,7 @@ class _Building:
     ask: Ask
     relaying: Relaying
     pair: Pair
+    span: ReplySpan
     close_ids: tuple[int, ...]
     tools: Role | None
 
@@ -266,6 +283,7 @@ class _Building:
             observed=Observed(),
             spent=Spent(),
             extra=Extra(),
+            span=self.span,
             tools=self.tools,
             held=self._held(pace),
         )

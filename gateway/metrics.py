@@ -302,7 +302,7 @@ def _times(found: Metrics, name: str, seen: Observed, spent: Spent) -> None:
 def _segments(found: Metrics, policy: Policy, seen: Observed) -> None:
     for segment in seen.segments:
         found.segments.labels(policy.name, segment.role).observe(segment.tokens)
-    for handoff in seen.handoffs:
+    for _, handoff in seen.handoffs:
         # Only a policy's own words are labels.
         by_cue = handoff.trigger is Trigger.CUE and handoff.text in policy.cues.words
         cue = handoff.text if by_cue else ""

@@ -46,7 +46,8 @@ class Observed:
 
     times: HandoffTimes = field(default_factory=HandoffTimes)
     segments: list[Segment] = field(default_factory=list)
-    handoffs: list[Handoff] = field(default_factory=list)
+    handoffs: list[tuple[float, Handoff]] = field(default_factory=list)
+    """When each was asked for."""
     gaps: dict[Role, Gaps] = field(default_factory=lambda: {role: Gaps() for role in Role})
     sent: Counter[Role] = field(default_factory=Counter)
     """Tokens of prompts and prefixes that engines were sent, as far as they were sent ids."""
@@ -56,6 +57,8 @@ class Observed:
     """... and what they had in their prefix caches."""
     first_at: float | None = None
     """When the first of its text was there."""
+    finish: str | None = None
+    """The `finish_reason` that the client was told."""
     _counted: Usage = field(default_factory=Usage)
 
     def came(self) -> None:
@@ -67,7 +70,7 @@ class Observed:
         """A decode is over; `usage` is the generation's."""
         for output in outputs:
             if type(output) is Handoff:
-                self.handoffs.append(output)
+                self.handoffs.append((time.perf_counter(), output))
                 self._segment(output.source, usage)
 
     def closed(self, role: Role, usage: Usage) -> None:

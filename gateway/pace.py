@@ -151,6 +151,10 @@ class Timed:
         """Until the first event."""
         self.began = False
         """Whether the engine has sent anything of it."""
+        self.event: Event | None = None
+        """The last that it sent."""
+        self.received = 0
+        """Runs of tokens that it sent."""
 
     @property
     def measured(self) -> tuple[int, float]:
@@ -160,6 +164,9 @@ class Timed:
     def came(self, event: Event) -> None:
         """The next event came."""
         now = time.perf_counter()
+        self.event = event
+        if type(event) is DecodeChunk:
+            self.received += len(event.pieces)
         if type(event) is DecodeChunk and self._asked_at - self._last < _PAUSED_S:
             tokens, seconds = len(event.pieces), now - self._last
             self._tokens += tokens
@@ -182,6 +189,8 @@ class Timed:
         self.began = True
         self._last = time.perf_counter()
         self.first_s = self._last - asked
+        self.event = event
+        self.received = len(event.pieces) if type(event) is DecodeChunk else 0
         return event
 
     async def _begin(self, decode: AsyncGenerator[Event], url: str) -> Event:

@@ -22,6 +22,7 @@ from gateway.http1 import Response
 from gateway.openai_api import parse_object
 from gateway.streaming import UNBUFFERED, EventStream
 from gateway.timing import in_time
+from gateway.tracing import TRACE_HEADERS
 from gateway.upstream import BUSY, REFUSED_KEY, Upstream, encoded, raise_for_error
 from gateway.wire import Wire
 
@@ -64,7 +65,9 @@ _NOT_FOR_CLIENTS = frozenset(
     }
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
-_SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
+_SENT_ON = frozenset(
+    {"accept", "anthropic-beta", "anthropic-version", "content-type", *TRACE_HEADERS}
+)
 _ELSEWHERE = (*BUSY, 502, 503, 504)
 """Statuses for which another replica may do."""
 _FORM_MODEL = re.compile(rb'[; ]name="model"')

@@ -12,14 +12,14 @@ import orjson
 import structlog
 from aiohttp import web
 
-from gateway import metrics
 from gateway.choices import chunks_of
-from gateway.context import GATEWAY, QUEUED_S
+from gateway.context import GATEWAY, QUEUED_S, REQUEST_ID
 from gateway.errors import GatewayError, UpstreamError
 from gateway.generation import Generation, ServedWholeError, prepared
 from gateway.openai_api import Ask
 from gateway.replies import AnyChunk, Folded, Reply
 from gateway.streaming import EventStream
+from gateway.telling import Telling
 from gateway.timing import in_time
 from gateway.wire import Wire
 from relaygen.policy import Policy
@@ -103,15 +103,17 @@ async def _reply(
     request: web.Request, policy: Policy, ask: Ask, sink: _Streamed | _Collected
 ) -> None:
     """Raises UpstreamError where it takes too long."""
-    relaying, asked = request.app[GATEWAY].relaying, time.perf_counter()
-    async with (
-        in_time(request) as timer,
-        prepared(policy, ask, relaying) as generations,
-    ):
-        for generation in generations:
-            generation.spent.queue = request[QUEUED_S]
-            generation.spent.prepare = time.perf_counter() - asked
-        await _written(generations, policy, ask, sink, timer)
+    gateway, asked = request.app[GATEWAY], time.perf_counter()
+    relaying, told = gateway.relaying, Telling(gateway.settings.log, request[REQUEST_ID])
+    with relaying.tracing.reply(request.headers, policy, ask) as span:
+        async with (
+            in_time(request) as timer,
+            prepared(policy, ask, relaying, span) as generations,
+        ):
+            for generation in generations:
+                generation.spent.queue = request[QUEUED_S]
+                generation.spent.prepare = time.perf_counter() - asked
+            await _written(generations, policy, ask, sink, timer, told)
 
 
 async def _written(
@@ -120,6 +122,7 @@ async def _written(
     ask: Ask,
     sink: _Streamed | _Collected,
     timer: asyncio.Timeout,
+    told: Telling,
 ) -> None:
     reply = Reply(
         id=f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -148,44 +151,4 @@ async def _written(
             outcome = State.FAILED
         for generation in generations:
             generation.session.cancel()  # nothing, if it has ended
-            _log(generation, outcome, time.perf_counter() - started)
-
-
-def _log(generation: Generation, outcome: State, seconds: float) -> None:
-    """`outcome` is the whole reply's: what its other choices and a tool's call came to."""
-    session, usage = generation.session, generation.session.usage
-    policy, seen, spent = generation.policy, generation.observed, generation.spent
-    if session.state is State.DONE and generation.tools is None:
-        outcome = State.DONE
-    spent.cut()
-    seen.closed(session.role, usage)
-    metrics.generation(policy, outcome, usage, seen, spent, generation.extra)
-    efficiency = spent.efficiency(usage)
-    log.info(
-        "generation",
-        policy=policy.name,
-        choice=generation.index,
-        outcome=outcome,
-        handoff=session.handoff,
-        why=generation.why,
-        large_tokens=usage.large_tokens,
-        small_tokens=usage.small_tokens,
-        discarded_tokens=usage.discarded_tokens,
-        handoffs=usage.handoffs,
-        resumes=usage.resumes,
-        handoff_ms_p50=seen.times.median(),
-        efficiency=None if efficiency is None else round(efficiency, 4),
-        ignored=_ignored(generation),
-        seconds=round(seconds, 4),
-    )
-
-
-def _ignored(generation: Generation) -> list[str]:
-    """Request fields that had no effect on one of the engines."""
-    return sorted(
-        {
-            field
-            for side in generation.seats.sides()
-            for field in side.engine.ignored(generation.sampling[side.role].fields)
-        }
-    )
+            told.ended(generation, ask, outcome, reply.id, time.perf_counter() - started)

@@ -268,6 +268,39 @@ class Log(_Section):
     format: Literal["auto", "console", "json"] = Field(
         default="auto", description="`auto`: console on a terminal, else JSON lines."
     )
+    sample: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the requests whose generations get a line; those that failed or were "
+        "cancelled always do.",
+    )
+    texts: bool = Field(
+        default=False,
+        description="Log what clients ask and models write, each in a line of its own that is "
+        "marked `private: true`.",
+    )
+
+
+class TracingSettings(_Section):
+    """OpenTelemetry: needs `pip install 'relaygen[otel]'`."""
+
+    otlp: EngineUrl | None = Field(
+        default=None,
+        description="Base URL of a collector that takes OTLP over HTTP, like "
+        "http://otel-collector:4318; spans go to its /v1/traces. None: no spans.",
+    )
+    headers: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Sent to the collector with them, its key for one."
+    )
+    sample: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the traces that begin here; where a client's request has a "
+        "`traceparent`, that one decides.",
+    )
+    service: str = Field(default="relaygen", min_length=1, description="`service.name` of spans.")
 
 
 class Tls(_Section):
@@ -335,6 +368,7 @@ class Settings(BaseSettings):
     resume: ResumeSettings = ResumeSettings()
     health: HealthSettings = HealthSettings()
     log: Log = Log()
+    tracing: TracingSettings = TracingSettings()
     workers: int = Field(default=1, ge=1, description="Processes that share the port.")
 
 

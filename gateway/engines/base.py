@@ -71,10 +71,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The request fields that go to the engine as they are, and the logprobs wanted (0: none)."""
+    """The request fields that go to the engine as they are, and the logprobs wanted (0: none).
+
+    `headers` join what the engine does to a trace.
+    """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ class Engine(Tokenization):
             call = await self._call(model, prompt, request, sampling)
             try:
                 async with (
-                    self._open(call) as response,
+                    self._open(call, sampling.headers) as response,
                     aclosing(events_of(response.read, call.reader, self.url)) as events,
                 ):
                     async for event in events:
@@ -197,11 +201,12 @@ class Engine(Tokenization):
         return True
 
     @asynccontextmanager
-    async def _open(self, call: Call) -> AsyncGenerator[Response]:
+    async def _open(self, call: Call, headers: Mapping[str, str]) -> AsyncGenerator[Response]:
         body = {key: value for key, value in call.body.items() if value is not None}
         begun = True
         try:
-            async with self.upstream.request("POST", call.path, encoded(body)) as response:
+            content = encoded(body)
+            async with self.upstream.request("POST", call.path, content, headers) as response:
                 await raise_for_error(response, self.url)
                 yield response
         except (RequestError, UnreachableError):
@@ -315,7 +320,7 @@ class Engine(Tokenization):
             fields |= {"logprobs": True, "top_logprobs": self._logprobs(sampling)}
         call = Call("/v1/chat/completions", fields, _Noting())
         async with (
-            self._open(call) as response,
+            self._open(call, sampling.headers) as response,
             aclosing(chat_chunks(self.upstream, response)) as chunks,
         ):
             async for chunk in chunks:
