@@ -69,6 +69,7 @@ def build_app(settings: Settings, source: Source | None = None) -> web.Applicati
                 task.cancel()
             await asyncio.wait(tasks)
             await watchers.close()
+            await gateway.shadow.close()
             await asyncio.to_thread(gateway.relaying.tracing.close)
 
     app.cleanup_ctx.append(running)

@@ -18,6 +18,7 @@ from gateway.policies import read_policy
 from gateway.settings import Settings, SettingsError, load_settings
 from relaygen.errors import PolicyError
 from relaygen.policy import Policy, policy_warnings
+from relaygen.policy_diff import cue_differences, differences
 from relaygen.replay import Segment, replay
 
 _Command = Callable[[argparse.Namespace], int]
@@ -56,10 +57,15 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     _bench_arguments(
         commands.add_parser("bench", help="measure what the gateway costs, on simulated engines")
     )
-    policy = commands.add_parser("policy", help="check policies, print their schema")
+    policy = commands.add_parser("policy", help="check and compare policies, print their schema")
     actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="validate policy files; exit 1 if one is wrong")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    compare = actions.add_parser(
+        "diff", help="tell how two policies differ; exit 1 if they do, 2 if one is wrong"
+    )
+    compare.add_argument("old", type=Path, metavar="A")
+    compare.add_argument("new", type=Path, metavar="B")
     actions.add_parser("schema", help="print the policy's JSON Schema")
     key = commands.add_parser("key", help="make a client's API key, and its entry for gateway.yaml")
     key.add_argument("name", nargs="?", metavar="NAME", help="what logs call it")
@@ -214,6 +220,8 @@ def _policy(options: argparse.Namespace) -> int:
     if options.action == "schema":
         print(json.dumps(Policy.model_json_schema(), indent=2))
         return 0
+    if options.action == "diff":
+        return _diff(options.old, options.new)
     return max(_check(path) for path in options.files)
 
 
@@ -228,6 +236,28 @@ def _check(path: Path) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{path}: policy {policy.name!r} is valid")
     return 0
+
+
+def _diff(old: Path, new: Path) -> int:
+    """As diff(1) has it: 0 for no difference, 1 for some, 2 for trouble."""
+    try:
+        one, other = read_policy(old), read_policy(new)
+    except PolicyError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    fields, cues = differences(one, other), cue_differences(one, other)
+    for field in fields:
+        print(f"{field.field}: {_yaml(field.old)} -> {_yaml(field.new)}")
+    for cue in cues:
+        found = ", ".join(f"{key} {value:g}" for key, value in cue.found.items())
+        told = f"  ({found})" if found else ""
+        print(f"cues.words: {'+' if cue.added else '-'} {_yaml(cue.word)}{told}")
+    return 1 if fields or cues else 0
+
+
+def _yaml(value: object) -> str:
+    return "(none)" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 # ---- replay -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ from gateway.keys import Key, KeyStore
 from gateway.pairs import status
 from gateway.policies import PolicyStore
 from gateway.settings import Settings
+from gateway.shadow import Shadow
 from relaygen.events import Role
+from relaygen.policy import Policy
 
 log = structlog.get_logger()
 
@@ -38,6 +41,7 @@ class Gateway:
     keys: KeyStore
     admission: Admission
     relaying: Relaying
+    shadow: Shadow = field(default_factory=Shadow)
     started: int = field(default_factory=lambda: int(time.time()))
     refused: dict[str, list[str]] = field(default_factory=dict)
     """By file: why its present content is not in force."""
@@ -51,6 +55,35 @@ class Gateway:
                 f"known: {', '.join(self.backends)}",
                 status=503,
             ) from None
+
+    def policy(self, name: str) -> Policy | None:
+        """The policy to serve a model name by; None where it is none of ours.
+
+        Raises UpstreamError (503) where the name stands for policies of which none is loaded.
+        """
+        known, public = self.policies.by_name, self.settings.models.get(name)
+        if public is None:
+            return known.get(name)
+        weights = {policy: w for policy, w in public.weights.items() if policy in known}
+        if not weights:
+            raise UpstreamError(
+                f"The model {name!r} stands for policies that are not loaded: "
+                f"{', '.join(public.weights)}; see models.{name}.weights in the settings",
+                status=503,
+            )
+        return known[random.choices(list(weights), list(weights.values()))[0]]
+
+    def public_models(self) -> dict[str, dict[str, object]]:
+        """By name: whether it can be served, and the policies that are missing, for /readyz."""
+        known = self.policies.by_name
+        return {
+            name: {
+                "ready": not known.keys().isdisjoint(public.weights),
+                "weights": public.weights,
+                "missing": [policy for policy in public.weights if policy not in known],
+            }
+            for name, public in self.settings.models.items()
+        }
 
     async def states(self) -> dict[str, dict[str, object]]:
         """By policy: whether it can be served, by which handoff and why."""
@@ -106,7 +139,8 @@ class Gateway:
     def served_names(self, key: Key) -> list[str]:
         """Policies first, then the models that are up: those that the key may use."""
         models = [name for backend in self.backends.values() for name in backend.models()]
-        return key.seen(dict.fromkeys([*self.policies.by_name, *models]))
+        ours = [*self.settings.models, *self.policies.by_name]
+        return key.seen(dict.fromkeys([*ours, *models]))
 
     def not_found(self, model: str, key: Key) -> RequestError:
         """The same for a model that is not there and for one that the key may not use."""

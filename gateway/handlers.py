@@ -88,7 +88,7 @@ async def _complete(
 ) -> web.StreamResponse:
     body, name, content = await _named(request)
     gateway = request.app[GATEWAY]
-    policy = gateway.policies.by_name.get(name)
+    policy = gateway.policy(name)
     if policy is None:
         del body  # one that waits for its turn holds its body once
         return await _by_model(request, name, path, content)
@@ -180,7 +180,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     """Anthropic's /v1/messages/count_tokens, for a policy: the prompt of its large model."""
     body, name, content = await _named(request)
     gateway = request.app[GATEWAY]
-    policy = gateway.policies.by_name.get(name)
+    policy = gateway.policy(name)
     if policy is None:
         return await _by_model(request, name, request.path, content)
     ask = openai_api.parse_chat(messages_api.count_tokens_to_chat(body))
@@ -194,7 +194,7 @@ async def _by_model(
 ) -> web.StreamResponse:
     """Passed through to an engine that serves the model, or to a policy's large model."""
     gateway = request.app[GATEWAY]
-    policy = gateway.policies.by_name.get(name)
+    policy = gateway.policy(name)
     asked = policy.large.model if policy else name
     if policy is None and not gateway.serving(name):
         raise gateway.not_found(name, request[KEY])
@@ -270,6 +270,8 @@ async def model(request: web.Request) -> web.Response:
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:
     head = {"id": name, "object": "model", "created": gateway.started}
+    if public := gateway.settings.models.get(name):
+        return {**head, "owned_by": "relaygen", "relaygen": {"weights": public.weights}}
     if policy := gateway.policies.by_name.get(name):
         pair = {"large": policy.large.model, "small": policy.small.model}
         return {**head, "owned_by": "relaygen", "relaygen": pair}
@@ -290,11 +292,14 @@ async def readyz(request: web.Request) -> web.Response:
     states = await gateway.states()
     for name, state in states.items():
         state |= gateway.speeds(name)
-    ready = bool(states) and all(state["ready"] for state in states.values())
+    public = gateway.public_models()
+    served = [*states.values(), *public.values()]
+    ready = bool(states) and all(state["ready"] for state in served)
     ready = ready and not gateway.admission.closed
     body = {
         "ready": ready,
         "policies": states,
+        "models": public,
         "refused": {**gateway.refused, **gateway.policies.problems},
         "backends": {
             name: [replica.status() for replica in backend.replicas]

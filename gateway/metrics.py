@@ -188,6 +188,18 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.shadows = Counter(
+            "relaygen_shadows_total",
+            "Relayed requests answered by the large model as well: does the final answer agree?",
+            ("policy", "outcome"),
+            registry=registry,
+        )
+        self.shadow_time = Counter(
+            "relaygen_shadow_seconds_total",
+            "Time of the requests that were compared, as relayed and by the large model alone.",
+            ("policy", "by"),
+            registry=registry,
+        )
         self.overlaps = Counter(
             "relaygen_overlaps_total",
             "Segments that were begun before it was sure that they come: used, or dropped.",
@@ -315,6 +327,17 @@ def _extra(found: Metrics, name: str, extra: Extra) -> None:
     found.warm_ups.labels(name, "done").inc(extra.warm_ups - extra.warm_ups_cut)
     found.warm_ups.labels(name, "cut").inc(extra.warm_ups_cut)
     found.extra.labels(name).inc(extra.tokens)
+
+
+def shadow(policy: str, outcome: Literal["agrees", "differs", "failed", "skipped"]) -> None:
+    """A request that was to be answered by the large model as well."""
+    _metrics().shadows.labels(policy, outcome).inc()
+
+
+def shadow_seconds(policy: str, relayed: float, alone: float) -> None:
+    """What the request took either way, first decode to end."""
+    _metrics().shadow_time.labels(policy, "relay").inc(relayed)
+    _metrics().shadow_time.labels(policy, "large").inc(alone)
 
 
 def never_began(policy: str, choices: int) -> None:

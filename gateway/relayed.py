@@ -114,6 +114,7 @@ async def _reply(
                 generation.spent.queue = request[QUEUED_S]
                 generation.spent.prepare = time.perf_counter() - asked
             await _written(generations, policy, ask, sink, timer, told)
+    gateway.shadow.consider(gateway.settings.shadow, relaying, ask, generations[0])
 
 
 async def _written(
@@ -127,7 +128,7 @@ async def _written(
     reply = Reply(
         id=f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}",
         created=int(time.time()),
-        model=policy.name,
+        model=ask.model,
         chat=ask.chat,
         field=policy.thinking.field,
         trace=ask.trace,

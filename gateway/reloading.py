@@ -23,7 +23,7 @@ from gateway.settings import Backend, Settings, SettingsError, load_settings
 log = structlog.get_logger()
 
 _LOOK_S = 1.0
-RELOADED = ("api_keys", "backends", "limits")
+RELOADED = ("api_keys", "backends", "limits", "models", "shadow")
 """Settings that take effect without a restart."""
 
 

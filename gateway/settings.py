@@ -303,6 +303,28 @@ class TracingSettings(_Section):
     service: str = Field(default="relaygen", min_length=1, description="`service.name` of spans.")
 
 
+class PublicModel(_Section):
+    """A model name of the gateway's own that stands for policies, to try a new one on a share."""
+
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        min_length=1,
+        description="Policies, and how many of its requests each gets, against one another. One "
+        "that is not loaded gets none.",
+    )
+
+
+class ShadowSettings(_Section):
+    """Relayed requests that the large model answers alone as well, unseen, to compare the two."""
+
+    share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the relayed requests; their cost doubles."
+    )
+    concurrent: int = Field(
+        default=2, ge=1, description="That run at once, in a process; what is beyond is left out."
+    )
+    seconds: float = Field(default=600.0, gt=0, description="For one, before it is given up.")
+
+
 class Tls(_Section):
     """The gateway's own certificate: both files or neither."""
 
@@ -361,6 +383,12 @@ class Settings(BaseSettings):
         },
         description="Engines by the name that policies use.",
     )
+    models: dict[str, PublicModel] = Field(
+        default_factory=dict,
+        description="Model names that stand for policies. One that is a policy's own name goes "
+        "before that.",
+    )
+    shadow: ShadowSettings = ShadowSettings()
     tls: Tls = Tls()
     admin: Admin = Admin()
     timeouts: Timeouts = Timeouts()

@@ -107,6 +107,29 @@ def test_the_shipped_policies_are_valid(file: Path, capsys: pytest.CaptureFixtur
     assert (status, err) == (0, "")
 
 
+def test_diff_tells_fields_and_cues(policy: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"cues": {"Thus": {"count": 12, "mean": 0.9931}}}
+    new = policy("b.yaml", cues={"words": ["Now", "now", "Thus"]}, overlap=True, calibration=found)
+    assert run(capsys, "policy", "diff", policy("a.yaml"), new) == (
+        1,
+        "overlap: false -> true\n"
+        'cues.words: - "Other"\n'
+        'cues.words: + "Thus"  (count 12, mean 0.9931)\n',
+        "",
+    )
+
+
+def test_diff_of_the_same_says_nothing(policy: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "policy", "diff", policy("a.yaml"), policy("b.yaml")) == (0, "", "")
+
+
+def test_diff_of_a_wrong_policy_is_trouble(policy: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = policy("b.yaml", version=2)
+    status, out, err = run(capsys, "policy", "diff", policy("a.yaml"), wrong)
+    assert (status, out) == (2, "")
+    assert "version" in err
+
+
 # ---- replay -------------------------------------------------------------------------------------
 
 WORDS = [

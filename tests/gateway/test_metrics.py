@@ -286,6 +286,8 @@ def _all_counted() -> None:
     metrics.generation(_policy(), "done", Usage(3, 4, 1, 2), seen, spent, Extra())
     metrics.calibrated_share(_policy())
     metrics.upstream_answered("large", 200)
+    metrics.shadow(POLICY, "agrees")
+    metrics.shadow_seconds(POLICY, 1.0, 2.0)
     metrics.resumed(POLICY, "large", "replica", "reset")
     metrics.upstream_failed("large", "connect")
     metrics.refused("invalid_api_key")
@@ -312,6 +314,8 @@ NAMES = {
     "relaygen_cached_tokens": ("counter", {"policy", "role"}),
     "relaygen_phase_seconds": ("counter", {"policy", "phase"}),
     "relaygen_upstream_requests": ("counter", {"backend", "outcome", "code"}),
+    "relaygen_shadows": ("counter", {"policy", "outcome"}),
+    "relaygen_shadow_seconds": ("counter", {"policy", "by"}),
     "relaygen_discarded_tokens": ("counter", {"policy"}),
     "relaygen_handoff_seconds": ("histogram", {"policy", "to", "le"}),
     "relaygen_overlaps": ("counter", {"policy", "outcome"}),
