@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.calibrate.arguments import add_arguments as add_calibrate_arguments
+from gateway.demo.llamacpp import add_arguments as add_engine_arguments
+from gateway.demo.llamacpp import serve_bundled
 from gateway.demo.main import add_arguments as add_demo_arguments
 from gateway.demo.main import run as run_demo
 from gateway.policies import read_policy
@@ -51,6 +53,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     add_demo_arguments(
         commands.add_parser("demo", help="see it work on two tiny models, on this machine")
     )
+    add_engine_arguments(
+        commands.add_parser("engine", help="serve one of the two tiny models, by llama.cpp")
+    )
     add_calibrate_arguments(
         commands.add_parser("calibrate", help="find a pair's cues from what its models write")
     )
@@ -75,6 +80,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     return parser, {
         "serve": _serve,
         "demo": _demo,
+        "engine": serve_bundled,
         "calibrate": _calibrate,
         "bench": _bench,
         "policy": _policy,

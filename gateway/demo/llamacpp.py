@@ -1,9 +1,10 @@
-"""Runs one llama.cpp engine on 127.0.0.1 until its stdin closes, so it never outlives its parent.
+"""Runs one llama.cpp engine until its stdin closes, so it never outlives its parent.
 
     python -m gateway.demo.llamacpp --model FILE --alias NAME [--port N] [--threads N] ...
+    relaygen engine ROLE [--host HOST] [--port N] ...
 
-Prints `ready URL` on stdout when it listens. Ends with status 0 when stdin closes, on SIGTERM and
-on Ctrl-C; with status 1 and a reason on stderr when it can't start.
+Prints `ready URL` on stdout when it listens. Ends with status 0 when stdin closes (the second form
+goes on then), on SIGTERM and on Ctrl-C; with status 1 and a reason on stderr when it can't start.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from gateway.demo.paths import PairRole, bundled_model
 
 _WAKES_S = 0.5
 _ERRORS_ONLY = -1  # below llama.cpp's lowest level of the messages that every start prints
@@ -28,8 +32,19 @@ class EngineError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the engine. Returns 1 where it can't start; once it listens, it ends the process."""
-    options = _parser().parse_args(argv)
+    return run(_parser().parse_args(argv), _until_stdin_ends)
+
+
+def serve_bundled(options: argparse.Namespace) -> int:
+    """`relaygen engine`: one model of the bundled tiny pair, until told to stop."""
+    role: PairRole = options.role
+    options.model, options.alias = bundled_model(role), f"tiny-{role}"
+    options.prefill_threads = None
+    return run(options, _for_ever)
+
+
+def run(options: argparse.Namespace, wait: Callable[[], None]) -> int:
+    """Serves until `wait` returns. Returns 1 where it can't start; else it ends the process."""
     signal.signal(signal.SIGTERM, _quit)
     signal.signal(signal.SIGINT, _quit)
     try:
@@ -39,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     sys.stdout.write(f"ready {server.listening_address}\n")
     sys.stdout.flush()
-    _wait_for_end_of_stdin()
+    wait()
     _exit_now()
     return 0
 
@@ -71,7 +86,7 @@ def _params(options: argparse.Namespace) -> Any:
     params = CommonParams()
     params.model.path = str(options.model)
     params.model_alias = {options.alias}
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [options.host]
     params.port = options.port
     params.n_parallel = options.parallel
     params.n_ctx = options.context * options.parallel  # llama.cpp divides it among the slots
@@ -83,7 +98,12 @@ def _params(options: argparse.Namespace) -> Any:
     return params
 
 
-def _wait_for_end_of_stdin() -> None:
+def _for_ever() -> None:
+    while True:
+        time.sleep(_WAKES_S)
+
+
+def _until_stdin_ends() -> None:
     """Wakes up now and then: a signal that came just before a wait, or to one of the engine's
     threads, does not end the wait, and its handler runs after it only."""
     with suppress(OSError, ValueError):
@@ -105,15 +125,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway.demo.llamacpp", description=__doc__.splitlines()[0]
     )
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="GGUF file")
+    parser.add_argument("--alias", required=True, metavar="NAME", help="model name for clients")
+    parser.add_argument("--prefill-threads", type=int, metavar="N", help="for prompts (--threads)")
+    _common_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `relaygen engine`."""
+    parser.add_argument("role", choices=("large", "small"), help="which of the two models")
+    _common_arguments(parser)
+
+
+def _common_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FILE", help="GGUF file")
-    add("--alias", required=True, metavar="NAME", help="model name that clients ask for")
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=0, metavar="N", help="0 takes a free one (default)")
     add("--threads", type=int, default=1, metavar="N", help="for decoding (default %(default)s)")
-    add("--prefill-threads", type=int, metavar="N", help="for prompts (default: as --threads)")
     add("--parallel", type=int, default=1, metavar="N", help="streams at once (default 1)")
     add("--context", type=int, default=2048, metavar="N", help="tokens a stream (default 2048)")
-    return parser
 
 
 if __name__ == "__main__":

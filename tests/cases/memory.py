@@ -18,8 +18,9 @@ from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.served_tokenizer import TokenIdsReader
 from gateway.engines.tgi import TgiReader
 from gateway.errors import GatewayError
+from gateway.observed import Observed
 from gateway.relay import relay
-from gateway.replies import Folded, HandoffTimes, Reply
+from gateway.replies import Folded, Reply
 from relaygen.events import DecodeRequest, Delta, Event, Finished, Output, Role
 from relaygen.policy import Policy
 from relaygen.session import Limits, RelaySession
@@ -212,7 +213,7 @@ async def _folded(
     folded = Folded()
     folded.add(reply.role_chunk(0, (Role.LARGE, 0)))
     finished: list[Finished] = []
-    async for outputs in relay(session, nothing_ahead(session, decode), _broken, HandoffTimes()):
+    async for outputs in relay(session, nothing_ahead(session, decode), _broken, Observed()):
         for chunk in reply.delta_chunks(0, (o for o in outputs if isinstance(o, Delta))):
             folded.add(chunk)
         finished += [output for output in outputs if isinstance(output, Finished)]

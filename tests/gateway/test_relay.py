@@ -10,8 +10,8 @@ import pytest
 
 from gateway import generation
 from gateway.errors import GatewayError
+from gateway.observed import Observed
 from gateway.relay import relay
-from gateway.replies import HandoffTimes
 from relaygen.events import DecodeChunk, DecodeFinished, DecodeRequest, Event, Output, Piece
 from relaygen.session import RelaySession
 from relaygen.thinking import Phase
@@ -39,7 +39,7 @@ async def test_the_next_decode_is_asked_for_before_the_last_one_is_closed() -> N
             done.append(f"{request.role} closed")
 
     session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
-    outputs = relay(session, nothing_ahead(session, decode), _raised, HandoffTimes())
+    outputs = relay(session, nothing_ahead(session, decode), _raised, Observed())
     for _ in range(3):
         await anext(outputs)
     await outputs.aclose()
