@@ -33,14 +33,18 @@ from gateway.backends import ReplicaSet
 from gateway.connections import Connections
 from gateway.demo.problems import Problem, is_right, problems
 from gateway.demo.processes import tiny_pair
-from gateway.generation import prepared
+from gateway.generation import Relaying, prepared
 from gateway.openai_api import parse_chat
 from gateway.policies import read_policy
-from gateway.settings import Backend, Timeouts
+from gateway.settings import Backend, HealthSettings, ResumeSettings, Timeouts
+from gateway.tracing import ReplySpan
+from relaygen.automaton import Automaton
 from relaygen.boundaries import BoundaryMatcher, BoundarySet
 from relaygen.cues import CueMatcher, CueSet, Cut
+from relaygen.cutter import Cutter
 from relaygen.events import Delta, Failed
 from relaygen.policy import Policy
+from relaygen.state import State
 
 MAX_TOKENS = 1024
 TENTHS = 10
@@ -59,6 +63,17 @@ class Thinned:
     def push(self, text: str, *, armed: bool = True) -> Cut | None:
         cut: Cut | None = self._inner.push(text, armed=armed)
         return cut if cut is not None and self._rng.random() < self._chance else None
+
+
+class Switching(Cutter):
+    """Ends large segments by another matcher, which reads every token."""
+
+    def __init__(self, policy: Policy, cues: Any) -> None:
+        super().__init__(policy)
+        self._cues = cues
+
+    def finder(self, state: State) -> tuple[Automaton, int] | None:
+        return None if state is State.LARGE else super().finder(state)
 
 
 class SentenceEnds:
@@ -98,7 +113,8 @@ class Way:
 
 class Bench:
     def __init__(self, policy: Policy, backends: dict[str, ReplicaSet], seed: int) -> None:
-        self.policy, self.backends, self.seed = policy, backends, seed
+        self.policy, self.seed = policy, seed
+        self.relaying = Relaying(backends, ResumeSettings(), first_token_s=60.0)
 
     async def ask(self, way: Way, number: int, problem: Problem) -> None:
         body = {
@@ -108,9 +124,12 @@ class Bench:
             "temperature": 0,
         }
         rng = random.Random(f"{self.seed}/{way.name}/{number}")
-        async with prepared(self.policy, parse_chat(body), self.backends) as [generation]:
+        async with prepared(self.policy, parse_chat(body), self.relaying, ReplySpan({})) as [
+            generation
+        ]:
             session = generation.session
-            session._cues = Thinned(way.matcher(number, rng), way.chance, rng)  # type: ignore[assignment]
+            thinned = Thinned(way.matcher(number, rng), way.chance, rng)
+            session._cutter = Switching(self.policy, thinned)
             text = []
             async for outputs in generation.run():
                 text += [o.text for o in outputs if isinstance(o, Delta)]
@@ -166,6 +185,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=200, metavar="N")
+    parser.add_argument("--trial", type=int, default=20, metavar="N", help="to find shares by")
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args()
     policy = read_policy(options.policy)
@@ -173,10 +193,10 @@ async def main() -> None:
     ranked = list(statistics)
     singles = [cue for cue in ranked if " " not in cue and not cue.endswith(",")]
     asked = problems(options.problems, options.seed)
-    trial = problems(20, options.seed + 1)
+    trial = problems(options.trial, options.seed + 1)
     async with tiny_pair() as (large, small), Connections(Timeouts()) as session:
         backends = {
-            role: ReplicaSet(role, Backend(urls=(f"{url}/v1",)), session, 5.0)
+            role: ReplicaSet(role, Backend(urls=(f"{url}/v1",)), session, 5.0, HealthSettings())
             for role, url in (("large", large), ("small", small))
         }
         bench = Bench(policy, backends, options.seed)

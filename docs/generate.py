@@ -13,10 +13,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from gateway.metrics import Metrics
 from gateway.settings import Settings
 from relaygen.policy import Policy
 from relaygen.state import diagram
@@ -119,11 +121,26 @@ def _default(field: FieldInfo) -> str:
     return f"`{value!s}`".replace("|", "\\|").replace("\n", "\\n")
 
 
+def _metrics() -> str:
+    """Of the collectors as they are registered: what they are called, and say of themselves."""
+    rows = []
+    for collector in vars(Metrics()).values():
+        if isinstance(collector, MetricWrapperBase):
+            [family] = collector.describe()
+            total = "_total" if family.type == "counter" else ""
+            labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+            rows.append(
+                f"| `{family.name}{total}` | {family.type} | {labels} | {family.documentation} |"
+            )
+    return "| metric | type | labels | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
 _PARTS: dict[str, Callable[[], str]] = {
     "state diagram": _diagram,
     "settings": lambda: _table(Settings, "key"),
     "policy": lambda: _table(Policy, "key"),
     "faults": rows.table,
+    "metrics": _metrics,
 }
 
 if __name__ == "__main__":
