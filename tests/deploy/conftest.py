@@ -1,0 +1,3 @@
+from tests.gateway.conftest import stage
+
+__all__ = ["stage"]
