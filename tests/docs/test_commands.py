@@ -164,7 +164,8 @@ def _write_problems(path: Path) -> None:
 async def _curl(command: Command, here: Here) -> None:
     if shutil.which("curl") is None:
         pytest.skip("there is no curl")
-    words = [word.replace("http://127.0.0.1:8080", here.running.url) for word in command.words]
+    own = re.compile(r"(http://127\.0\.0\.1|localhost):8080")
+    words = [own.sub(here.running.url, word) for word in command.words]
     process = await asyncio.create_subprocess_exec(
         *(words[0], "--fail", "--silent", "--noproxy", "*", *words[1:]), stdin=DEVNULL, stdout=PIPE
     )
@@ -208,9 +209,38 @@ def _docker(command: Command, here: Here) -> None:
     parsed(words[at + 1 :] or ["serve"])
 
 
+def _cd(command: Command, here: Here) -> None:
+    assert (ROOT / command.words[1]).is_dir()
+
+
 def _kubectl(command: Command, here: Here) -> None:
-    folder = ROOT / command.words[command.words.index("-k") + 1]
-    assert (folder / "kustomization.yaml").is_file()
+    """What it names is in the manifests; what needs no cluster is run."""
+    words = command.words
+    manifests = _manifests()
+    if "-k" in words and words[words.index("-k") + 1] != ".":
+        assert (ROOT / words[words.index("-k") + 1] / "kustomization.yaml").is_file()
+    for kind, name in re.findall(r"\b(deployment|service)/([\w-]+)", command.text):
+        assert re.search(rf"kind: {kind.title()}\nmetadata:\n  name: {name}\b", manifests)
+    if "secret" in words:
+        assert f"name: {words[words.index('generic') + 1]}" in manifests
+    if "create" in words and shutil.which("kubectl"):
+        done = subprocess.run([*words, "--dry-run=client", "-o", "yaml"], capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def _helm(command: Command, here: Here) -> None:
+    assert (ROOT / command.words[command.words.index("-f") + 1]).is_file()
+
+
+def _kustomize(command: Command, here: Here) -> None:
+    words = command.words
+    assert words[:4] == ["kustomize", "edit", "set", "image"]
+    assert f"name: {words[4].partition('=')[0]}" in _manifests()
+
+
+def _manifests() -> str:
+    files = sorted((ROOT / "deploy" / "kubernetes").glob("**/*.yaml"))
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def _promtool(command: Command, here: Here) -> None:
@@ -240,7 +270,10 @@ RULES: dict[str, Callable[[Command, Here], object]] = {
     r"pip install ": _pip,
     r"docker compose ": _compose,
     r"docker (build|run) ": _docker,
+    r"cd ": _cd,
+    r"helm ": _helm,
     r"kubectl ": _kubectl,
+    r"kustomize ": _kustomize,
     r"promtool ": _promtool,
     r"vllm serve ": _flags("--port", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
     r"python -m sglang": _flags("--model-path", "--port", "--enable-cache-report"),
