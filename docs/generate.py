@@ -56,11 +56,12 @@ def _diagram() -> str:
 
 
 def _table(model: type[BaseModel], heading: str) -> str:
-    rows = "\n".join(f"| `{k}` | {t} | {d} | {text} |" for k, t, d, text in _rows(model, ""))
+    rows = "\n".join(f"| `{k}` | {t} | {d} | {text} |" for k, t, d, text in rows_of(model))
     return f"| {heading} | type | default | |\n|---|---|---|---|\n{rows}\n"
 
 
-def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def rows_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Key, type, default and description of every setting, sections gone into."""
     for name, field in model.model_fields.items():
         key, inner = prefix + name, field.annotation
         named = get_origin(inner) is dict and _is_model(get_args(inner)[1])
@@ -71,7 +72,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
             key, inner = f"{key}[]", entry
         if _is_model(inner):
             assert isinstance(inner, type)
-            yield from _rows(inner, f"{key}.")
+            yield from rows_of(inner, f"{key}.")
         else:
             yield key, _type(field.annotation), _default(field), field.description or ""
 
