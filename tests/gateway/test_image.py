@@ -20,7 +20,8 @@ from tests.gateway.support import POLICY, USER, Stage, openai_client, within
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "gateway" / "demo" / "pair" / "large-hf"
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
-STAGES = DOCKERFILE.split("FROM ")[1:]
+STAGES = {stage.split()[2]: stage for stage in DOCKERFILE.split("\nFROM ")[1:]}
+"""By name, from what each begins with on."""
 
 # Every process under this name on PYTHONPATH can write to one folder only, and to devices.
 READ_ONLY = """
@@ -116,7 +117,7 @@ def test_the_hubs_own_cache_is_used_where_it_can_be(
 # ---- the Dockerfile -----------------------------------------------------------------------------
 
 
-def _instruction(name: str, stage: str = STAGES[-1]) -> str:
+def _instruction(name: str, stage: str = STAGES["base"]) -> str:
     [found] = re.findall(rf"^{name} (.*)$", stage, re.MULTILINE)
     return str(found)
 
@@ -130,7 +131,13 @@ def test_it_starts_the_gateway_where_a_container_is_reached() -> None:
     assert json.loads(_instruction("ENTRYPOINT")) == ["relaygen"]
     assert json.loads(_instruction("CMD")) == ["serve", "--host", "0.0.0.0"]
     assert _instruction("EXPOSE") == "8080"
-    assert all(stage.startswith("python:3.12-slim") for stage in STAGES)
+    begin = {name: stage.split()[0] for name, stage in STAGES.items()}
+    slim = "python:3.12-slim"
+    assert begin == {
+        **{"build": slim, "build-demo": "build"},
+        **{"base": slim, "demo": "base", "gateway": "base"},
+    }
+    assert list(STAGES)[-1] == "gateway"  # what is built unless a target is named
 
 
 def test_all_that_it_copies_is_there_and_not_ignored() -> None:
@@ -138,7 +145,7 @@ def test_all_that_it_copies_is_there_and_not_ignored() -> None:
     kept = {line[1:] for line in lines if line.startswith("!")}
     copied = {
         source
-        for stage in STAGES
+        for stage in STAGES.values()
         for line in re.findall(r"^COPY (?!--from)(.*)$", stage, re.MULTILINE)
         for source in line.split()[:-1]
     }
