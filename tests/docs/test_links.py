@@ -72,7 +72,9 @@ _THEIRS = {  # flags of engines and of other tools that the pages name
     "--block-size", "--enable-auto-tool-choice", "--enable-cache-report",
     "--enable-prefix-caching", "--enable-prompt-tokens-details", "--max-logprobs", "--parallel",
     "--profile",
-    "--allowed-media-domains", "--allowed-local-media-path", "--trust-request-chat-template", "--tensor-parallel-size", "--tool-call-parser", "--vllm", "--record", "--quick",
+    "--allowed-local-media-path",
+    "--allowed-media-domains", "--trust-request-chat-template",
+    "--tensor-parallel-size", "--tool-call-parser", "--vllm", "--record", "--quick",
 }  # fmt: skip
 
 

@@ -134,8 +134,11 @@ def test_it_starts_the_gateway_where_a_container_is_reached() -> None:
     begin = {name: stage.split()[0] for name, stage in STAGES.items()}
     slim = "python:3.12-slim"
     assert begin == {
-        **{"build": slim, "build-demo": "build"},
-        **{"base": slim, "demo": "base", "gateway": "base"},
+        "build": slim,
+        "build-demo": "build",
+        "base": slim,
+        "demo": "base",
+        "gateway": "base",
     }
     assert list(STAGES)[-1] == "gateway"  # what is built unless a target is named
 

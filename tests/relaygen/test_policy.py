@@ -370,3 +370,23 @@ def test_each_role_has_its_pace() -> None:
 )
 def test_it_tells_whether_engines_work_ahead(changes: dict[str, Any], ahead: bool) -> None:
     assert load(**changes).works_ahead == ahead
+
+
+@pytest.mark.parametrize(
+    ("calibration", "share"),
+    [
+        ("{}", None),
+        ("{expected: 3}", None),
+        ("{expected: {small_share: a}}", None),
+        ("{expected: {small_share: 1.5}}", None),
+        ("{expected: {small_share: 0.25}}", 0.75),
+    ],
+)
+def test_the_large_models_share_is_what_calibration_expects(
+    calibration: str, share: float | None
+) -> None:
+    text = (
+        "version: 1\nname: p\nlarge: {backend: l, model: m}\nsmall: {backend: s, model: n}\n"
+        f"cues: {{words: [Now]}}\ncalibration: {calibration}\n"
+    )
+    assert load_policy(text, "test").expected_large_share == share
