@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gateway.begun import Events
 from gateway.extra import Extra
-from gateway.overlap import Decode, Events, Overlap
+from gateway.overlap import Decode, Overlap
 from gateway.pace import Pace
 from gateway.warming import Warming
 from relaygen.events import DecodeRequest, Delta, Output

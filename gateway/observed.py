@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.replies import HandoffTimes
@@ -66,12 +66,22 @@ class Observed:
         if self.first_at is None:
             self.first_at = time.perf_counter()
 
-    def ended(self, outputs: Iterable[Output], usage: Usage) -> None:
-        """A decode is over; `usage` is the generation's."""
+    def took(self, role: Role, left: float) -> float:
+        """The first event after a handoff to this role came, that long after it was asked for."""
+        seconds = time.perf_counter() - left
+        self.times.values.append((role, seconds * 1e3))
+        return seconds
+
+    def ended(self, outputs: Sequence[Output], usage: Usage) -> float:
+        """A decode is over, now; `usage` is the generation's."""
+        now = time.perf_counter()
+        if outputs and self.first_at is None:
+            self.first_at = now
         for output in outputs:
             if type(output) is Handoff:
-                self.handoffs.append((time.perf_counter(), output))
+                self.handoffs.append((now, output))
                 self._segment(output.source, usage)
+        return now
 
     def closed(self, role: Role, usage: Usage) -> None:
         """The generation is over, in a segment of this role."""

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable
 
+from gateway.begun import Begun, Events
 from gateway.extra import Extra
-from relaygen.events import DecodeChunk, DecodeRequest, Event
+from relaygen.events import DecodeRequest, Event
 from relaygen.session import RelaySession
 
 Decode = Callable[[DecodeRequest], AsyncGenerator[Event]]
-
-
-class Events(Protocol):
-    """A decode, open: its events, once. Closing it aborts it upstream."""
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-    def __anext__(self) -> Awaitable[Event]: ...
-    def aclose(self) -> Coroutine[Any, Any, None]: ...
 
 
 class Overlap:
@@ -28,7 +20,7 @@ class Overlap:
         self._session = session
         self._decode = decode
         self._extra = extra
-        self._begun: _Begun | None = None
+        self._begun: Begun | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     def received(self) -> None:
@@ -39,7 +31,7 @@ class Overlap:
         if foreseen is None:
             self._drop()
         elif self._begun is None:
-            self._begun = _Begun(foreseen, self._decode(foreseen))
+            self._begun = Begun(foreseen, self._decode(foreseen))
 
     def taken(self, request: DecodeRequest) -> Events | None:
         """The decode asked for, if it has begun."""
@@ -64,38 +56,3 @@ class Overlap:
             task = asyncio.ensure_future(begun.aclose())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-
-class _Begun:
-    """A decode whose first event is being waited for."""
-
-    def __init__(self, request: DecodeRequest, events: AsyncGenerator[Event]) -> None:
-        self.request = request
-        self._events = events
-        self._first: asyncio.Future[Event] | None = asyncio.ensure_future(anext(events))
-
-    def __aiter__(self) -> _Begun:
-        return self
-
-    async def __anext__(self) -> Event:
-        if (first := self._first) is not None:
-            self._first = None
-            return await first
-        return await anext(self._events)
-
-    @property
-    def tokens(self) -> int:
-        """Of the first event, where it came."""
-        first = self._first
-        if first is None or not first.done() or first.cancelled() or first.exception():
-            return 0
-        event = first.result()
-        return sum(p.tokens for p in event.pieces) if type(event) is DecodeChunk else 0
-
-    async def aclose(self) -> None:
-        if (first := self._first) is not None:
-            first.cancel()
-            await asyncio.wait([first])
-            if not first.cancelled():
-                first.exception()  # nobody asks for it any more
-        await self._events.aclose()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Protocol
 
 from gateway.ahead import Ahead
+from gateway.begun import Events, begun
 from gateway.errors import GatewayError
 from gateway.observed import Observed
-from gateway.overlap import Events
-from relaygen.events import DecodeFailed, Output
+from relaygen.events import DecodeFailed, DecodeRequest, Output
 from relaygen.session import RelaySession
 
 
@@ -29,36 +28,43 @@ async def relay(
     Raises GatewayError for what breaks before anything came out; after that the session fails and
     says so itself. Closing it closes the open decode, which aborts it upstream.
     """
-    started = False
     left: float | None = None
+    held: list[Output] = []
     watches = not ahead.idle
     async with ahead, _Leaving() as leaving:
         while (request := session.next_decode()) is not None:
             try:
-                events = leaving.soon(await ahead.open(request))
+                events = await _opened(ahead, request, at_once=bool(held))
+                leaving.soon(events)
+                if held:  # the client's turn, now that the next engine is asked
+                    outputs, held = held, []
+                    yield outputs
                 async for event in events:
                     if left is not None:
-                        seconds, left = time.perf_counter() - left, None
-                        observed.times.values.append((request.role, seconds * 1e3))
-                        ahead.first_came(seconds)
+                        ahead.first_came(observed.took(request.role, left))
+                        left = None
                     outputs = session.receive(event)
-                    if not session.decoding:
-                        left = time.perf_counter()
-                        observed.ended(outputs, session.usage)
-                    if outputs:
-                        observed.came()
-                        started = True
-                        yield outputs
                     if watches:
                         ahead.received(outputs)
                     if not session.decoding:
+                        left, held = observed.ended(outputs, session.usage), outputs
                         break
+                    if outputs:
+                        observed.came()
+                        yield outputs
             except GatewayError as error:
+                started = observed.first_at is not None
                 outputs = await _after(error, session, resume, started=started)
                 observed.ended(outputs, session.usage)
-                if outputs:
-                    started = True
-                    yield outputs
+                held += outputs
+        if held:
+            yield held
+
+
+async def _opened(ahead: Ahead, request: DecodeRequest, *, at_once: bool) -> Events:
+    """The decode; its request is sent `at_once`, or when the first event is asked for."""
+    events = await ahead.open(request)
+    return await begun(request, events) if at_once else events
 
 
 class _Leaving:
@@ -77,14 +83,13 @@ class _Leaving:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def soon(self, decode: Events) -> Events:
+    def soon(self, decode: Events) -> None:
         """The decode to be read now; the one before is closed once this waits for its engine."""
         if self._decode is not None:
             task = asyncio.ensure_future(self._decode.aclose())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         self._decode = decode
-        return decode
 
 
 async def _after(
