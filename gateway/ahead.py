@@ -43,11 +43,6 @@ class Ahead:
         if self._warming is not None:
             await self._warming.aclose()
 
-    @property
-    def idle(self) -> bool:
-        """Whether it never does anything."""
-        return self._overlap is None and self._warming is None
-
     async def open(self, request: DecodeRequest) -> Events:
         """The decode that the session asks for."""
         begun = self._overlap.taken(request) if self._overlap is not None else None

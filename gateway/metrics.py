@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -272,61 +272,74 @@ def generation(
     policy: Policy, outcome: str, usage: Usage, seen: Observed, spent: Spent, extra: Extra
 ) -> None:
     """A relayed generation ended: done, failed or cancelled."""
-    found, name = _metrics(), policy.name
-    found.generations.labels(name, outcome).inc()
-    _tokens(found, name, usage, seen)
-    _times(found, name, seen, spent)
-    _segments(found, policy, seen)
-    _extra(found, name, extra)
+    name = policy.name
+    _add("generations", 1, name, outcome)
+    _tokens(name, usage, seen)
+    _times(name, seen, spent)
+    _segments(policy, seen)
+    _extra(name, extra)
     if (efficiency := spent.efficiency(usage)) is not None:
-        found.efficiency.labels(name).observe(efficiency)
+        _child("efficiency", name).observe(efficiency)
     if usage.completion_tokens:
-        found.large_share.labels(name).observe(usage.large_utilization)
+        _child("large_share", name).observe(usage.large_utilization)
 
 
-def _tokens(found: Metrics, name: str, usage: Usage, seen: Observed) -> None:
+@lru_cache(maxsize=4096)
+def _child(metric: str, *labels: str) -> Any:
+    """One series. Finding it by its labels takes longer than all else."""
+    return getattr(_metrics(), metric).labels(*labels)
+
+
+def _add(metric: str, amount: float, *labels: str) -> None:
+    """The series is there from its first mention on, so that its first increase is seen."""
+    child = _child(metric, *labels)
+    if amount:
+        child.inc(amount)
+
+
+def _tokens(name: str, usage: Usage, seen: Observed) -> None:
     kept = {
         Role.LARGE: (usage.large_tokens, usage.large_reasoning),
         Role.SMALL: (usage.small_tokens, usage.small_reasoning),
     }
     for role, (tokens, reasoning) in kept.items():
-        found.tokens.labels(name, role, "reasoning").inc(reasoning)
-        found.tokens.labels(name, role, "answer").inc(tokens - reasoning)
-        found.sent.labels(name, role).inc(seen.sent[role])
-        found.prefilled.labels(name, role).inc(seen.prefilled[role])
-        found.cached.labels(name, role).inc(seen.cached[role])
-    found.discarded.labels(name).inc(usage.discarded_tokens)
+        _add("tokens", reasoning, name, role, "reasoning")
+        _add("tokens", tokens - reasoning, name, role, "answer")
+        _add("sent", seen.sent[role], name, role)
+        _add("prefilled", seen.prefilled[role], name, role)
+        _add("cached", seen.cached[role], name, role)
+    _add("discarded", usage.discarded_tokens, name)
 
 
-def _times(found: Metrics, name: str, seen: Observed, spent: Spent) -> None:
+def _times(name: str, seen: Observed, spent: Spent) -> None:
     if seen.first_at is not None:
-        found.first_token.labels(name).observe(spent.since_asked(seen.first_at))
+        _child("first_token", name).observe(spent.since_asked(seen.first_at))
     if spent.lasted:
-        found.duration.labels(name).observe(spent.prepare + spent.lasted)
+        _child("duration", name).observe(spent.prepare + spent.lasted)
     for role, milliseconds in seen.times.values:
-        found.handoff.labels(name, role).observe(milliseconds / 1e3)
+        _child("handoff", name, role).observe(milliseconds / 1e3)
     for role, gaps in seen.gaps.items():
-        found.gaps.labels(name, role).add(gaps)
+        _child("gaps", name, role).add(gaps)
     for phase, seconds in spent.phases():
-        found.phases.labels(name, phase).inc(seconds)
+        _add("phases", seconds, name, phase)
 
 
-def _segments(found: Metrics, policy: Policy, seen: Observed) -> None:
+def _segments(policy: Policy, seen: Observed) -> None:
     for segment in seen.segments:
-        found.segments.labels(policy.name, segment.role).observe(segment.tokens)
+        _child("segments", policy.name, segment.role).observe(segment.tokens)
     for _, handoff in seen.handoffs:
         # Only a policy's own words are labels.
         by_cue = handoff.trigger is Trigger.CUE and handoff.text in policy.cues.words
         cue = handoff.text if by_cue else ""
-        found.handoffs.labels(policy.name, handoff.target, handoff.trigger, cue).inc()
+        _add("handoffs", 1, policy.name, handoff.target, handoff.trigger, cue)
 
 
-def _extra(found: Metrics, name: str, extra: Extra) -> None:
-    found.overlaps.labels(name, "used").inc(extra.overlaps)
-    found.overlaps.labels(name, "dropped").inc(extra.overlaps_dropped)
-    found.warm_ups.labels(name, "done").inc(extra.warm_ups - extra.warm_ups_cut)
-    found.warm_ups.labels(name, "cut").inc(extra.warm_ups_cut)
-    found.extra.labels(name).inc(extra.tokens)
+def _extra(name: str, extra: Extra) -> None:
+    _add("overlaps", extra.overlaps, name, "used")
+    _add("overlaps", extra.overlaps_dropped, name, "dropped")
+    _add("warm_ups", extra.warm_ups - extra.warm_ups_cut, name, "done")
+    _add("warm_ups", extra.warm_ups_cut, name, "cut")
+    _add("extra", extra.tokens, name)
 
 
 def shadow(policy: str, outcome: Literal["agrees", "differs", "failed", "skipped"]) -> None:
@@ -353,12 +366,12 @@ def resumed(policy: str, role: str, to: To, cause: Cause) -> None:
 def upstream_answered(backend: str, status: int) -> None:
     """An engine answered a request."""
     outcome = "answered" if status < 400 else "refused" if status < 500 else "failed"
-    _metrics().upstream.labels(backend, outcome, str(status)).inc()
+    _add("upstream", 1, backend, outcome, str(status))
 
 
 def upstream_unanswered(backend: str, cause: Cause) -> None:
     """A request to an engine had no answer."""
-    _metrics().upstream.labels(backend, "failed", cause).inc()
+    _add("upstream", 1, backend, "failed", cause)
 
 
 def upstream_failed(backend: str, cause: Cause) -> None:

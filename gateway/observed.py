@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.replies import HandoffTimes
@@ -59,6 +59,7 @@ class Observed:
     """When the first of its text was there."""
     finish: str | None = None
     """The `finish_reason` that the client was told."""
+    _left: float | None = None
     _counted: Usage = field(default_factory=Usage)
 
     def came(self) -> None:
@@ -66,22 +67,23 @@ class Observed:
         if self.first_at is None:
             self.first_at = time.perf_counter()
 
-    def took(self, role: Role, left: float) -> float:
-        """The first event after a handoff to this role came, that long after it was asked for."""
-        seconds = time.perf_counter() - left
-        self.times.values.append((role, seconds * 1e3))
-        return seconds
+    def event(self, role: Role, first_came: Callable[[float], None]) -> None:
+        """An event of a decode came; the first after another decode's end is told, with the time
+        between."""
+        if self._left is not None:
+            seconds, self._left = time.perf_counter() - self._left, None
+            self.times.values.append((role, seconds * 1e3))
+            first_came(seconds)
 
-    def ended(self, outputs: Sequence[Output], usage: Usage) -> float:
+    def ended(self, outputs: Sequence[Output], usage: Usage) -> None:
         """A decode is over, now; `usage` is the generation's."""
-        now = time.perf_counter()
+        self._left = now = time.perf_counter()
         if outputs and self.first_at is None:
             self.first_at = now
         for output in outputs:
             if type(output) is Handoff:
                 self.handoffs.append((now, output))
                 self._segment(output.source, usage)
-        return now
 
     def closed(self, role: Role, usage: Usage) -> None:
         """The generation is over, in a segment of this role."""

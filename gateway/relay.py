@@ -28,9 +28,7 @@ async def relay(
     Raises GatewayError for what breaks before anything came out; after that the session fails and
     says so itself. Closing it closes the open decode, which aborts it upstream.
     """
-    left: float | None = None
     held: list[Output] = []
-    watches = not ahead.idle
     async with ahead, _Leaving() as leaving:
         while (request := session.next_decode()) is not None:
             try:
@@ -40,18 +38,19 @@ async def relay(
                     outputs, held = held, []
                     yield outputs
                 async for event in events:
-                    if left is not None:
-                        ahead.first_came(observed.took(request.role, left))
-                        left = None
+                    observed.event(request.role, ahead.first_came)
                     outputs = session.receive(event)
-                    if watches:
-                        ahead.received(outputs)
+                    ahead.received(outputs)
+                    first = observed.first_at is None  # the first text of all never waits
                     if not session.decoding:
-                        left, held = observed.ended(outputs, session.usage), outputs
-                        break
-                    if outputs:
+                        observed.ended(outputs, session.usage)
+                    if not session.decoding and not first:
+                        held = outputs
+                    elif outputs:
                         observed.came()
                         yield outputs
+                    if not session.decoding:
+                        break
             except GatewayError as error:
                 started = observed.first_at is not None
                 outputs = await _after(error, session, resume, started=started)

@@ -29,8 +29,8 @@ async def test_the_next_decode_is_asked_for_before_the_last_one_is_closed() -> N
 
     async def decode(request: DecodeRequest) -> AsyncGenerator[Event]:
         done.append(f"{request.role} asked")
-        await asyncio.sleep(0)  # the engine's answer takes a while
         try:
+            await asyncio.sleep(0)  # the engine's answer takes a while
             text = {"large": "Now", "small": " it."}[request.role]
             yield DecodeChunk((Piece(text, (1,)),))
             yield DecodeFinished("length")
@@ -53,14 +53,32 @@ async def test_the_next_decode_is_asked_for_before_the_client_gets_the_last_text
 
     async def decode(request: DecodeRequest) -> AsyncGenerator[Event]:
         asked.append(request.role)
-        text = {"large": "Now", "small": " it."}[request.role]
-        yield DecodeChunk((Piece(text, (1,)),))
+        yield DecodeChunk((Piece("Let", (1,)),))
+        yield DecodeChunk((Piece(" Now", (2,)),))
 
     session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
     outputs = relay(session, nothing_ahead(session, decode), _raised, Observed())
-    assert [o.text for o in await anext(outputs) if isinstance(o, Delta)] == ["Now"]
-    assert asked == ["large", "small"]
+    told = [(_text(await anext(outputs)), list(asked)) for _ in range(2)]
+    assert told == [("Let", ["large"]), (" Now", ["large", "small"])]
     await outputs.aclose()
+
+
+async def test_the_first_text_of_all_waits_for_no_handoff() -> None:
+    asked: list[str] = []
+
+    async def decode(request: DecodeRequest) -> AsyncGenerator[Event]:
+        asked.append(request.role)
+        yield DecodeChunk((Piece("Now", (1,)),))
+
+    session = RelaySession(make_policy("Now"), phase=Phase.THINKING)
+    outputs = relay(session, nothing_ahead(session, decode), _raised, Observed())
+    assert _text(await anext(outputs)) == "Now"
+    assert asked == ["large"]
+    await outputs.aclose()
+
+
+def _text(outputs: list[Output]) -> str:
+    return "".join(output.text for output in outputs if isinstance(output, Delta))
 
 
 async def test_generations_are_freed_without_the_garbage_collector(
