@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, Protocol
 
+from gateway.engines.base import ASKED
 from relaygen.events import DecodeChunk, DecodeRequest, Event
 
 
 class Events(Protocol):
-    """A decode, open: its events, once. Closing it aborts it upstream."""
+    """A decode, open: its events, once, the first of them ASKED. Closing it aborts it upstream."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
     def __anext__(self) -> Awaitable[Event]: ...
@@ -23,12 +24,16 @@ class Begun:
     def __init__(self, request: DecodeRequest, events: Events) -> None:
         self.request = request
         self._events = events
+        self._told = False
         self._first: asyncio.Future[Event] | None = asyncio.ensure_future(_first(events))
 
     def __aiter__(self) -> Begun:
         return self
 
     async def __anext__(self) -> Event:
+        if not self._told:
+            self._told = True
+            return ASKED
         if (first := self._first) is not None:
             self._first = None
             return await first
@@ -53,13 +58,5 @@ class Begun:
 
 
 async def _first(events: Events) -> Event:
-    return await anext(events)
-
-
-async def begun(request: DecodeRequest, events: Events) -> Events:
-    """The decode, with its request on its way to the engine."""
-    if isinstance(events, Begun):
-        return events
-    found = Begun(request, events)
-    await asyncio.sleep(0)  # it runs until it waits for the engine
-    return found
+    event = await anext(events)
+    return await anext(events) if event is ASKED else event

@@ -41,6 +41,18 @@ class Address:
         return cls(url, parts.hostname or "", parts.port or (443 if secure else 80), context)
 
 
+@dataclass(slots=True)
+class Asked:
+    """A request that was written, and the connection that its answer comes by."""
+
+    address: Address
+    request: bytes
+    bodiless: bool
+    connection: Connection
+    fresh: bool
+    """Whether that was opened for it."""
+
+
 class Connections:
     """Use as an async context manager: its end closes them all."""
 
@@ -74,37 +86,43 @@ class Connections:
         """Connections that have a request under way."""
         return len(self._open) - len(self._leaving)
 
-    async def send(
-        self, address: Address, request: bytes, *, bodiless: bool = False
-    ) -> tuple[Connection, Response]:
-        """The answer to a request, from its head on. `release` the connection when done.
+    async def ask(self, address: Address, request: bytes, *, bodiless: bool = False) -> Asked:
+        """Writes a request. `release` what it returns when done.
 
         `bodiless`: the answer is its head alone, whatever that says (HEAD).
+
+        Raises UnreachableError where the engine can't be reached.
+        """
+        connection = self._at_hand(address)
+        fresh = connection is None
+        if connection is None:
+            connection = await self._opened(address)
+        connection.write(request, bodiless=bodiless)
+        return Asked(address, request, bodiless, connection, fresh)
+
+    async def answer(self, asked: Asked) -> Response:
+        """The answer, from its head on.
 
         Raises UpstreamError where the engine can't be reached or breaks the connection.
         """
         while True:
-            connection = self._at_hand(address)
-            fresh = connection is None
-            if connection is None:
-                connection = await self._opened(address)
             try:
-                return connection, await connection.send(request, bodiless=bodiless)
+                return await asked.connection.answer()
             except DisconnectedError as error:
                 # An engine may close an idle connection just as we write to it. That one is gone
                 # now; the others may be as dead, a fresh one is not.
-                self._close(connection)
-                if fresh:
+                self._close(asked.connection)
+                if asked.fresh:
                     raise UpstreamError(
-                        f"The connection to the engine at {address.url} broke: {error}",
+                        f"The connection to the engine at {asked.address.url} broke: {error}",
                         code="engine_disconnected",
                     ).of("reset") from None
-            except BaseException:
-                self._close(connection)
-                raise
+                again = await self.ask(asked.address, asked.request, bodiless=asked.bodiless)
+                asked.connection, asked.fresh = again.connection, again.fresh
 
-    def release(self, address: Address, connection: Connection) -> None:
-        """Keeps it for the next request where its answer is over, else closes it."""
+    def release(self, asked: Asked) -> None:
+        """Keeps the connection for the next request where its answer is over, else closes it."""
+        address, connection = asked.address, asked.connection
         if connection.reusable:
             connection.rest()
             self._keep(address, connection)

@@ -114,6 +114,7 @@ class Generation:
             with side.failing(), traced as headers:
                 decode = side.decode(seat.prompt, request, self._sampling(role, headers))
                 async with aclosing(decode):
+                    yield await timed.asked(decode)
                     event = await timed.first(decode, side.engine.url)
                     yield event
                     timed.taken()
@@ -135,7 +136,7 @@ class Generation:
     def _aside(self, request: DecodeRequest) -> AsyncGenerator[Event]:
         """A decode that the generation does not read: nor does it tell of the engine's health."""
         seat = self.seats.seat(request.role)
-        sampling = self._sampling(request.role, self.span.headers)
+        sampling = replace(self._sampling(request.role, self.span.headers), tells=False)
         return seat.side.decode(seat.prompt, request, sampling)
 
     def _sampling(self, role: Role, headers: Mapping[str, str]) -> Sampling:
@@ -383,4 +384,4 @@ async def _close_ids(policy: Policy, pair: Pair) -> tuple[int, ...]:
 
 def _sampling(policy: Policy, role: Role, ask: Ask) -> Sampling:
     fields = {**policy.sampling, **policy.spec(role).sampling, **ask.sampling}
-    return Sampling(fields, ask.logprobs)
+    return Sampling(fields, ask.logprobs, tells=True)

@@ -121,13 +121,23 @@ class Connection(asyncio.Protocol):
     # ---- a request and its answer ---------------------------------------------------------------
 
     async def send(self, request: bytes, *, bodiless: bool = False) -> Response:
-        """Raises DisconnectedError where nothing came back, UpstreamError where it broke."""
+        """Writes a request and waits for its answer's head."""
+        self.write(request, bodiless=bodiless)
+        return await self.answer()
+
+    def write(self, request: bytes, *, bodiless: bool = False) -> None:
+        """Its `answer` is to be asked for next."""
         assert self._transport is not None
-        answer = self._answer = _Answer(bodiless=bodiless)
+        self._answer = _Answer(bodiless=bodiless)
         self._heard = self._loop.time()
         if self._silence is None:
             self._silence = self._loop.call_later(self._idle_s, self._look)
         self._transport.write(request)
+
+    async def answer(self) -> Response:
+        """Raises DisconnectedError where nothing came back, UpstreamError where it broke."""
+        answer = self._answer
+        assert answer is not None
         while not answer.headed:
             if self._broken is not None:
                 raise self._broken()

@@ -145,7 +145,7 @@ class Timed:
         self._url = ""
         self._seconds = 0.0
         self._tokens = 0
-        self._last = self._asked_at = 0.0
+        self._last = self._asked_at = self._began_at = 0.0
         self._told = False
         self.first_s = 0.0
         """Until the first event."""
@@ -181,10 +181,15 @@ class Timed:
         if self._asked.tokens_per_second is not None:
             self._keeps_up(self._asked.tokens_per_second)
 
+    async def asked(self, decode: AsyncGenerator[Event]) -> Event:
+        """The event that says so."""
+        self._began_at = time.perf_counter()
+        return await anext(decode)
+
     async def first(self, decode: AsyncGenerator[Event], url: str) -> Event:
-        """The first event. Raises UpstreamError where it takes too long."""
+        """The first event with news. Raises UpstreamError where it takes too long."""
         self._url = url
-        asked = time.perf_counter()
+        asked = self._began_at or time.perf_counter()
         event = await self._begin(decode, url)
         self.began = True
         self._last = time.perf_counter()

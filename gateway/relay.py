@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Protocol
 
 from gateway.ahead import Ahead
-from gateway.begun import Events, begun
+from gateway.begun import Events
 from gateway.errors import GatewayError
 from gateway.observed import Observed
-from relaygen.events import DecodeFailed, DecodeRequest, Output
+from relaygen.events import DecodeFailed, Output
 from relaygen.session import RelaySession
 
 
@@ -32,8 +32,9 @@ async def relay(
     async with ahead, _Leaving() as leaving:
         while (request := session.next_decode()) is not None:
             try:
-                events = await _opened(ahead, request, at_once=bool(held))
+                events = await ahead.open(request)
                 leaving.soon(events)
+                await anext(events)
                 if held:  # the client's turn, now that the next engine is asked
                     outputs, held = held, []
                     yield outputs
@@ -58,12 +59,6 @@ async def relay(
                 held += outputs
         if held:
             yield held
-
-
-async def _opened(ahead: Ahead, request: DecodeRequest, *, at_once: bool) -> Events:
-    """The decode; its request is sent `at_once`, or when the first event is asked for."""
-    events = await ahead.open(request)
-    return await begun(request, events) if at_once else events
 
 
 class _Leaving:

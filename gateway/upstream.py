@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway import metrics
-from gateway.connections import Address, Connections
+from gateway.connections import Address, Asked, Connections
 from gateway.errors import BusyError, GatewayError, RequestError, UpstreamError
 from gateway.http1 import Response
 
@@ -100,24 +100,46 @@ class Upstream:
 
         Our key is masked in every error of the block: an engine may tell it back.
         """
+        async with self.asked(method, path, data, headers) as asked:
+            yield await self.answer(asked)
+
+    @asynccontextmanager
+    async def asked(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> AsyncGenerator[Asked]:
+        """A request that was written: `answer` is what comes back. Otherwise like `request`."""
         try:
             request = self._request(method, path, data, headers)
-            bodiless = method == "HEAD"
-            try:
-                connection, response = await self.connections.send(
-                    self._address, request, bodiless=bodiless
+            with self._counting():
+                asked = await self.connections.ask(
+                    self._address, request, bodiless=method == "HEAD"
                 )
-            except UpstreamError as error:
-                metrics.upstream_unanswered(self._name, error.cause)
-                raise
-            metrics.upstream_answered(self._name, response.status)
             try:
-                yield response
+                yield asked
             finally:
-                self.connections.release(self._address, connection)
+                self.connections.release(asked)
         except GatewayError as error:
             if self._key:
                 error.mask(self._key)
+            raise
+
+    async def answer(self, asked: Asked) -> Response:
+        """The open response."""
+        with self._counting():
+            response = await self.connections.answer(asked)
+        metrics.upstream_answered(self._name, response.status)
+        return response
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        try:
+            yield
+        except UpstreamError as error:
+            metrics.upstream_unanswered(self._name, error.cause)
             raise
 
     def _request(

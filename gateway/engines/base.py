@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 import structlog
 
 from gateway.chats import chat_chunks
+from gateway.connections import Asked
 from gateway.engines.chat import Chat, ChatReader, Parser, Prefill, chat_body
 from gateway.engines.reading import ChunkReader, events_of
 from gateway.engines.tokenization import Prompt, Tokenization
 from gateway.errors import BusyError, GatewayError, RequestError, UnreachableError
 from gateway.http1 import Response
 from gateway.upstream import Upstream, encoded, raise_for_error
-from relaygen.events import DecodeRequest, Event, Piece
+from relaygen.events import DecodeChunk, DecodeRequest, Event, Piece
 from relaygen.policy import Thinking
 
 Continuation = Literal["completions", "chat"]
@@ -73,12 +74,18 @@ class Identity:
 class Sampling:
     """The request fields that go to the engine as they are, and the logprobs wanted (0: none).
 
-    `headers` join what the engine does to a trace.
+    `headers` join what the engine does to a trace. A decode that `tells` has ASKED as its first
+    event, once its request is written.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    tells: bool = False
+
+
+ASKED = DecodeChunk(())
+"""No token yet: the engine has been asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +180,18 @@ class Engine(Tokenization):
         Closing the iterator early closes the connection, which aborts the generation upstream.
         Raises RequestError or UpstreamError where the engine refuses, breaks or can't be reached.
         """
+        tells = sampling.tells
         while True:
             call = await self._call(model, prompt, request, sampling)
             try:
-                async with (
-                    self._open(call, sampling.headers) as response,
-                    aclosing(events_of(response.read, call.reader, self.url)) as events,
-                ):
-                    async for event in events:
-                        yield event
+                async with self._asked(call, sampling.headers) as asked:
+                    if tells:
+                        yield ASKED
+                        tells = False
+                    response = await self._answer(asked)
+                    async with aclosing(events_of(response.read, call.reader, self.url)) as events:
+                        async for event in events:
+                            yield event
                 return
             except RequestError as error:
                 if not self._once_more(error, call, sampling):
@@ -201,20 +211,24 @@ class Engine(Tokenization):
         return True
 
     @asynccontextmanager
-    async def _open(self, call: Call, headers: Mapping[str, str]) -> AsyncGenerator[Response]:
+    async def _asked(self, call: Call, headers: Mapping[str, str]) -> AsyncGenerator[Asked]:
         body = {key: value for key, value in call.body.items() if value is not None}
         begun = True
         try:
             content = encoded(body)
-            async with self.upstream.request("POST", call.path, content, headers) as response:
-                await raise_for_error(response, self.url)
-                yield response
+            async with self.upstream.asked("POST", call.path, content, headers) as asked:
+                yield asked
         except (RequestError, UnreachableError):
             begun = False
             raise
         finally:
             if begun and call.reader.finish is None:
                 self.abandon(call.body)
+
+    async def _answer(self, asked: Asked) -> Response:
+        response = await self.upstream.answer(asked)
+        await raise_for_error(response, self.url)
+        return response
 
     def abandon(self, body: Mapping[str, Any]) -> None:
         """A request is left before its end, and its connection closed: what else there is to do."""
@@ -320,8 +334,8 @@ class Engine(Tokenization):
             fields |= {"logprobs": True, "top_logprobs": self._logprobs(sampling)}
         call = Call("/v1/chat/completions", fields, _Noting())
         async with (
-            self._open(call, sampling.headers) as response,
-            aclosing(chat_chunks(self.upstream, response)) as chunks,
+            self._asked(call, sampling.headers) as asked,
+            aclosing(chat_chunks(self.upstream, await self._answer(asked))) as chunks,
         ):
             async for chunk in chunks:
                 call.reader.read(chunk)

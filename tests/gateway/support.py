@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +21,14 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from gateway.ahead import Ahead
 from gateway.app import build_app
+from gateway.engines.base import ASKED
 from gateway.extra import Extra
 from gateway.listening import runner_of
 from gateway.overlap import Decode
 from gateway.pace import Pace
 from gateway.reloading import Source
 from gateway.settings import Settings, load_settings
+from relaygen.events import DecodeRequest, Event
 from relaygen.session import RelaySession
 from tests.gateway.fakes import FakeEngine, FakeVllm, Script, Tokenizer
 from tests.gateway.fakes.engines import CHAT
@@ -184,7 +186,14 @@ async def until_ready(served: Served, wanted: int) -> dict[str, Any]:
 
 def nothing_ahead(session: RelaySession, decode: Decode) -> Ahead:
     """Opens a decode when it is asked for, and not before."""
-    return Ahead(make_policy(), session, decode, decode, Pace(), Extra())
+
+    async def telling(request: DecodeRequest) -> AsyncGenerator[Event]:
+        async with aclosing(decode(request)) as events:
+            yield ASKED
+            async for event in events:
+                yield event
+
+    return Ahead(make_policy(), session, telling, decode, Pace(), Extra())
 
 
 async def within(seconds: float, awaitable: Any) -> Any:
