@@ -101,7 +101,7 @@ class _OtelReply(ReplySpan):
         self._span = span
         self._inside = trace.set_span_in_context(span)
         self._usage = Usage()
-        self._sent = 0
+        self._prompts: dict[int, int] = {}
         self._finished: list[str] = []
 
     @contextmanager
@@ -135,14 +135,14 @@ class _OtelReply(ReplySpan):
     def ended(self, generation: Generation, outcome: str, reply_id: str) -> None:
         session, seen, spent = generation.session, generation.observed, generation.spent
         usage = self._usage = self._usage + session.usage
-        self._sent += generation.prompts.tokens
+        self._prompts[id(generation.prompts)] = generation.prompts.tokens  # choices share it
         self._finished += [seen.finish] if seen.finish else []
         first = None if seen.first_at is None else spent.since_asked(seen.first_at)
         attributes = {
             "gen_ai.response.id": reply_id,
             "gen_ai.response.finish_reasons": self._finished or None,
             "gen_ai.response.time_to_first_chunk": first,
-            "gen_ai.usage.input_tokens": self._sent,
+            "gen_ai.usage.input_tokens": sum(self._prompts.values()),
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.reasoning.output_tokens": usage.large_reasoning + usage.small_reasoning,
             "gen_ai.usage.cache_read.input_tokens": sum(seen.cached.values()) or None,
@@ -152,7 +152,7 @@ class _OtelReply(ReplySpan):
             "relaygen.discarded_tokens": usage.discarded_tokens,
             "relaygen.handoffs": usage.handoffs,
             "relaygen.resumes": usage.resumes,
-            "relaygen.efficiency": spent.efficiency(usage),
+            "relaygen.efficiency": spent.efficiency(session.usage),
         }
         self._span.set_attributes(_known(attributes))
         for moment, handoff in seen.handoffs:

@@ -76,6 +76,19 @@ async def test_a_generation_is_a_span_under_the_clients_own(stage: Stage, spans:
     assert spans.resource["service.name"] == "relaygen"
 
 
+async def test_choices_share_a_span(stage: Stage, spans: Collector) -> None:
+    served = await traced(stage, spans, *engines())
+    usage = (await ask(served, n=2))["usage"]
+    (span,) = await within(2 * WAIT_S, spans.named("chat pair"))
+    told = attributes(span)
+    assert told["gen_ai.request.choice.count"] == 2
+    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert told["gen_ai.response.finish_reasons"] == ["stop", "stop"]
+    choices = [attributes(s)["relaygen.choice"] for s in spans.spans if s is not span]
+    assert set(choices) == {0, 1}
+
+
 async def test_every_decode_is_a_span_within(stage: Stage, spans: Collector) -> None:
     large, small = engines()
     served = await traced(stage, spans, large, small)
