@@ -1,11 +1,11 @@
-# make demo | test | check | fuzz | chaos | serve | test-clients | test-vllm | bench | bench-peers | bench-overload | setup | clean
+# make demo | test | check | fuzz | chaos | serve | test-clients | test-image | test-vllm | bench | bench-peers | bench-overload | setup | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 FUZZ_SECONDS ?= 15
 
-.PHONY: demo test check fuzz chaos serve test-clients test-vllm bench bench-compare bench-peers bench-vllm bench-overload setup docs clean
+.PHONY: demo test check fuzz chaos serve test-clients test-image test-vllm bench bench-compare bench-peers bench-vllm bench-overload setup docs clean
 
 demo: setup  ## see it work: two real engines, two tiny models, the gateway
 	$(BIN)/relaygen demo $(ARGS)
@@ -32,6 +32,9 @@ chaos: setup  ## many generations while their engines break: none may be lost (m
 test-clients: setup  ## other clients' SDKs against the gateway (1.4 GB to install)
 	$(PYTHON) tests/clients/install.py .venv-clients
 	$(BIN)/pytest -m clients tests/clients $(ARGS)
+
+test-image: setup  ## the Dockerfile's steps in a folder, where there is no Docker (minutes)
+	$(BIN)/pytest -m image tests/deploy $(ARGS)
 
 test-vllm: setup  ## the seam on real vLLM servers (CPU build, about 4 GB to install), then bench-vllm
 	$(PYTHON) tests/integration/install_vllm.py .venv-vllm
