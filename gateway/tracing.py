@@ -26,7 +26,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 _NONE: Headers = {}
 # W3C Trace Context, of this version or a later one; all zeros are no ids.
 _PARENT = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\b.*"
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
 )
 _MAX_STATE_CHARS = 512
 

@@ -185,7 +185,15 @@ async def test_the_clients_context_goes_on_to_both_engines(stage: Stage) -> None
 
 @pytest.mark.parametrize(
     "parent",
-    ["", "x", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"],
+    [
+        "",
+        "x",
+        f"{PARENT} x",
+        f"{PARENT}-\x01",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+    ],
 )
 def test_a_bad_context_does_not_go_on(parent: str) -> None:
     assert context_of({"traceparent": parent, "tracestate": "a=1"}) == {}
