@@ -22,7 +22,7 @@ from gateway.http1 import Response
 from gateway.openai_api import parse_object
 from gateway.streaming import UNBUFFERED, EventStream
 from gateway.timing import in_time
-from gateway.tracing import TRACE_HEADERS
+from gateway.tracing import context_of
 from gateway.upstream import BUSY, REFUSED_KEY, Upstream, encoded, raise_for_error
 from gateway.wire import Wire
 
@@ -65,9 +65,7 @@ _NOT_FOR_CLIENTS = frozenset(
     }
 )
 # Say how a body is to be read. Not X-Conversation-Id, with which llama.cpp outlives its client.
-_SENT_ON = frozenset(
-    {"accept", "anthropic-beta", "anthropic-version", "content-type", *TRACE_HEADERS}
-)
+_SENT_ON = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type"})
 _ELSEWHERE = (*BUSY, 502, 503, 504)
 """Statuses for which another replica may do."""
 _FORM_MODEL = re.compile(rb'[; ]name="model"')
@@ -85,7 +83,8 @@ async def pass_through(
     upstream = replica.upstream
     if query := request.rel_url.raw_query_string:
         path += f"?{query}"
-    headers = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
+    sent_on = {k: v for k, v in request.headers.items() if k.lower() in _SENT_ON}
+    headers = {**sent_on, **context_of(request.headers)}
     async with upstream.request(request.method, path, data, headers) as answer:
         # Where our key is refused it is ours that is wrong, not the client's.
         if answer.status in REFUSED_KEY or (not last and answer.status in _ELSEWHERE):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # they have a span each
     from gateway.pairs import Side
 
 Headers = Mapping[str, str]
-TRACE_HEADERS = ("traceparent", "tracestate")
 _NONE: Headers = {}
 # W3C Trace Context, of this version or a later one; all zeros are no ids.
 _PARENT = re.compile(

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 
+import aiohttp
 import openai
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, server_attributes
@@ -18,10 +19,12 @@ from tests.gateway.fakes.script import silence, story
 from tests.gateway.support import (
     POLICY,
     STORY,
+    USER,
     WAIT_S,
     Served,
     Stage,
     ask,
+    get,
     leaving,
     until_ready,
     within,
@@ -181,6 +184,21 @@ async def test_the_clients_context_goes_on_to_both_engines(stage: Stage) -> None
     for engine in (large, small):
         for request in engine.asked("/v1/completions"):
             assert {name: request.headers[name] for name in headers} == headers
+
+
+@pytest.mark.parametrize(("parent", "sent"), [(PARENT, PARENT), ("x", None)])
+async def test_what_is_passed_through_takes_a_sound_context_along(
+    stage: Stage, parent: str, sent: str | None
+) -> None:
+    large, small = engines()
+    served = await stage.pair(large, small)
+    await until_ready(served, 200)
+    await get(served, "/v1/models")
+    async with aiohttp.ClientSession(headers={"traceparent": parent}) as session:
+        body = {"model": "big", "messages": USER}
+        await session.post(f"{served.url}/v1/chat/completions", json=body)
+    [request] = large.asked("/v1/chat/completions")
+    assert request.headers.get("traceparent") == sent
 
 
 @pytest.mark.parametrize(
