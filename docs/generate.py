@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from gateway.metrics import Metrics
+from gateway.collectors import Metrics
 from gateway.settings import Settings
 from relaygen.policy import Policy
 from relaygen.state import diagram

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.metrics import Metrics
+from gateway.collectors import Metrics
 from gateway.policies import PolicyStore, read_policy
 from gateway.reloading import Source
 from gateway.settings import Settings, load_settings

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.metrics import Metrics
+from gateway.collectors import Metrics
 from tests.deploy.compose import ROOT, services
 
 FOLDER = ROOT / "deploy" / "monitoring"
