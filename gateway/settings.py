@@ -442,6 +442,7 @@ def _said(error: ErrorDetails) -> str:
         return f"settings: {field}: unknown key; see docs/settings.md"
     # A section would show the keys inside it; our own messages tell what they can.
     shown = isinstance(error["input"], str | int | float) and error["type"] != "value_error"
-    harmless = "api_key" not in field or field.endswith((".generations", ".name"))
+    secret = "api_key" in field or field.startswith("tracing.headers")
+    harmless = not secret or field.endswith((".generations", ".name"))
     got = f", got {error['input']!r}" if shown and harmless else ""
     return f"settings: {field}: {error['msg']}{got}"

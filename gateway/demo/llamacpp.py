@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from gateway.demo.paths import PairRole, bundled_model
 
 _WAKES_S = 0.5
+_MOST = 2**20
 _ERRORS_ONLY = -1  # below llama.cpp's lowest level of the messages that every start prints
 
 
@@ -141,10 +143,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _common_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=0, metavar="N", help="0 takes a free one (default)")
-    add("--threads", type=int, default=1, metavar="N", help="for decoding (default %(default)s)")
-    add("--parallel", type=int, default=1, metavar="N", help="streams at once (default 1)")
-    add("--context", type=int, default=2048, metavar="N", help="tokens a stream (default 2048)")
+    number = partial(_within, 1, _MOST)
+    port = partial(_within, 0, 65535)
+    add("--port", type=port, default=0, metavar="N", help="0 takes a free one (default)")
+    add("--threads", type=number, default=1, metavar="N", help="for decoding (default 1)")
+    add("--parallel", type=number, default=1, metavar="N", help="streams at once (default 1)")
+    add("--context", type=number, default=2048, metavar="N", help="tokens a stream (default 2048)")
+
+
+def _within(least: int, most: int, given: str) -> int:
+    """Raises ArgumentTypeError."""
+    if not given.isdecimal() or not least <= int(given) <= most:
+        raise argparse.ArgumentTypeError(f"{given!r} is no whole number from {least} to {most}")
+    return int(given)
 
 
 if __name__ == "__main__":

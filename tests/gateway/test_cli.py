@@ -130,6 +130,31 @@ def test_diff_of_a_wrong_policy_is_trouble(policy: Any, capsys: pytest.CaptureFi
     assert "version" in err
 
 
+# ---- engine -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "limit"),
+    [
+        ("--port", "65536", "0 to 65535"),
+        ("--port", "-1", "0 to 65535"),
+        ("--threads", "0", "1 to"),
+        ("--parallel", "x", "1 to"),
+        ("--context", "1.5", "1 to"),
+    ],
+)
+def test_an_engines_numbers_are_checked(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, limit: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["engine", "large", flag, value])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert flag in told
+    assert repr(value) in told or "expected one argument" in told
+    assert limit in told or "expected one argument" in told
+
+
 # ---- replay -------------------------------------------------------------------------------------
 
 WORDS = [

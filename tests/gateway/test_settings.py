@@ -151,6 +151,9 @@ SECRET = "sk-very-secret"
         f"backends: [{{api_key: {SECRET}}}]",
         f"api_key: {SECRET}",
         f"backends: {{large: {{urls: ['ftp://me:{SECRET}@host/v1']}}}}",
+        f"tracing: {{headers: {SECRET}}}",
+        f"tracing: {{headers: {{api-key: [{SECRET}]}}}}",
+        f"tracing: {{otlp: 'http://me:{SECRET}@host'}}",
     ],
 )
 def test_errors_show_no_secret(tmp_path: Path, text: str) -> None:
@@ -170,6 +173,13 @@ def test_errors_show_no_secret_of_the_environment(
     with pytest.raises(SettingsError) as caught:
         load_settings({}, None)
     assert SECRET not in str(caught.value)
+
+
+def test_a_number_for_a_secret_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({}, written(tmp_path, "tracing: {headers: {api-key: 4711}}"))
+    assert "tracing.headers.api-key" in str(caught.value)
+    assert "4711" not in str(caught.value)
 
 
 def test_printed_settings_mask_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
